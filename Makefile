@@ -1,0 +1,40 @@
+# make quickstart   set up .venv with the pinned dependencies and run the main job end to end
+# make test         everything CI runs: lint, types, layers, tests
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: venv quickstart test test-fast lint format
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/pip install -c constraints.txt -e '.[dev,s3server]'
+	touch $@ $(VENV)/.core
+
+venv: $(VENV)/.dev
+
+quickstart: $(VENV)/.core
+	$(BIN)/elastic-train quickstart $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict elastic_train
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: lint
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

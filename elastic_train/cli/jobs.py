@@ -1,0 +1,145 @@
+"""Verbs about jobs: validate, train, submit, status, stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastic_train.cli.data import data_problems, prepare_missing
+from elastic_train.cli.guard import FAILED, OK, UserError
+from elastic_train.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic_train.config.job import Job
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [SECTION.KEY=VALUE]...", help="Job file (YAML), then overrides."),
+]
+Config = Annotated[str | None, typer.Option("--config", "-c", metavar="CONFIG", help="Job file (YAML).")]
+Address = Annotated[
+    str | None, typer.Option(help="Ray cluster to use; default: the one of RAY_ADDRESS, or a local one.")
+]
+JobRef = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, or its job file.")]
+StorageUri = Annotated[str, typer.Option("--storage", help="Where job folders are: path or s3:// URI.")]
+Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="S3 endpoint of another provider.")]
+
+
+def split_words(words: list[str] | None, config: str | None) -> tuple[str, list[str]]:
+    """(job file, overrides) from the positional words and ``--config``."""
+    rest = list(words or [])
+    if config is None:
+        if not rest or "=" in rest[0]:
+            raise UserError("no job file: give its path first, e.g. jobs/configs/quickstart.yaml")
+        config = rest.pop(0)
+    stray = [word for word in rest if "=" not in word]
+    if stray:
+        raise UserError(f"{stray[0]!r} is not an override; write section.key=value, e.g. training.steps=200")
+    return config, rest
+
+
+def _admit(words: list[str] | None, config: str | None) -> Job:
+    from elastic_train.planner.admission import admit_job
+
+    return admit_job(*split_words(words, config))
+
+
+def validate(words: Words = None, config: Config = None) -> None:
+    """Check a job file and print the resolved job, its layouts and its batch arithmetic. Launches nothing."""
+    from elastic_train.cli.report import resolved
+
+    typer.echo(resolved(_admit(words, config)), nl=False)
+
+
+def train(
+    words: Words = None,
+    config: Config = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and stop.")] = False,
+    address: Address = None,
+) -> None:
+    """Run a job and follow it to its end. A job of the same name that was cut short is resumed."""
+    job = _admit(words, config)
+    if dry_run:
+        from elastic_train.cli.report import resolved
+
+        typer.echo(resolved(job), nl=False)
+        return
+    raise typer.Exit(follow(job, address))
+
+
+def follow(job: Job, address: str | None) -> int:
+    """Run ``job`` with live progress; returns the exit code. Relative paths start from ``config.paths.home()``."""
+    from elastic_train.cli.live import LiveView
+    from elastic_train.config.paths import anchored, home
+    from elastic_train.controller.run import JobError, run_job
+
+    job = anchored(job, home())
+    prepare_missing(job)
+    problems = data_problems(job)
+    if problems:
+        raise ConfigError(problems)
+    try:
+        with LiveView(job.name) as view:
+            outcome = run_job(job, address=address, on_status=view.update)
+    except JobError as error:
+        raise UserError(str(error)) from None
+    if outcome.traceback:
+        typer.echo(outcome.traceback, err=True)
+    typer.echo(
+        f"{job.name}: {outcome.state} at step {outcome.step}; {outcome.message}; job folder {outcome.job_folder}"
+    )
+    if outcome.tracking.get("ui_command"):
+        typer.echo(f"MLflow: {outcome.tracking['ui_command']}")
+    return outcome.exit_code
+
+
+def submit(
+    words: Words = None,
+    config: Config = None,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="Dashboard address of the cluster.")
+    ] = "http://127.0.0.1:8265",
+    wait: Annotated[bool, typer.Option("--wait", help="Follow the log; exit with the job's result.")] = False,
+) -> None:
+    """Send the job and this folder to a Ray cluster (`ray job submit`)."""
+    path, overrides = split_words(words, config)
+    job = _admit(words, config)
+
+    from elastic_train.cli.submission import follow_submission, submit_job
+
+    submission = submit_job(job, path, overrides, address)
+    for line in submission.lines():
+        typer.echo(line)
+    if wait:
+        raise typer.Exit(OK if follow_submission(submission, typer.echo) else FAILED)
+
+
+def status(job: JobRef, storage: StorageUri = "runs", endpoint_url: Endpoint = None, address: Address = None) -> None:
+    """Show how far a job is: from its coordinator if it runs, else from its job folder."""
+    from elastic_train.cli.folder import describe_folder, open_folder
+    from elastic_train.cli.live import status_lines
+
+    name, store = open_folder(job, storage, endpoint_url)
+    live = _live_status(name, address)
+    for line in status_lines(name, live) if live else describe_folder(name, store):
+        typer.echo(line)
+
+
+def _live_status(name: str, address: str | None) -> dict[str, object] | None:
+    from elastic_train.controller.client import job_status
+
+    return job_status(name, address)
+
+
+def stop(
+    job: Annotated[str, typer.Argument(metavar="NAME", help="Name of the running job.")],
+    address: Address = None,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds for a last checkpoint.")] = 60.0,
+) -> None:
+    """Stop a running job after a last checkpoint."""
+    from elastic_train.controller.client import stop_job
+
+    if not stop_job(job, address, grace):
+        raise UserError(f"no job named {job} is running there")
+    typer.echo(f"{job}: stopping; a last checkpoint is written within {grace:g} s")

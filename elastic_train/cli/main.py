@@ -1,0 +1,48 @@
+"""The ``elastic-train`` command.
+
+Exit codes: 0 ok; 1 the job failed or damage was found; 2 the user's error, found before anything was launched;
+130 and 143 stopped by SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from elastic_train.cli import checkpoint, data, jobs
+from elastic_train.cli.guard import GuardedGroup
+
+app = typer.Typer(
+    name="elastic-train",
+    cls=GuardedGroup,
+    help="Pretrain language models on machines that come and go.",
+    epilog="Exit codes: 0 ok, 1 job failed or damage found, 2 your error, 130/143 stopped by a signal.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _command in (
+    ("validate", jobs.validate),
+    ("train", jobs.train),
+    ("submit", jobs.submit),
+    ("status", jobs.status),
+    ("stop", jobs.stop),
+):
+    app.command(_name)(_command)
+app.add_typer(data.app, name="data")
+app.add_typer(checkpoint.app, name="checkpoint")
+app.command("export-hf")(checkpoint.export_hf)
+
+
+@app.callback()
+def _root() -> None:
+    """Pretrain language models on machines that come and go."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""The job file: one pydantic model per component, each checked where it is defined.
+
+Sizes are in sequences (``global_batch``, ``micro_batch``), tokens (``sequence_length``) or optimizer steps
+(everything named ``*steps``); times are in seconds. Steps are counted from 1: step ``t`` is the ``t``-th update.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+AxisSize = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
+class Problems(ValueError):
+    """Several things wrong at once, each a sentence that names its field."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def _neighbours(value: int, step: int) -> str:
+    """The multiples of ``step`` around ``value``, e.g. ``16, 32``."""
+    below = value // step * step
+    return ", ".join(str(multiple) for multiple in (below, below + step) if multiple)
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are never changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class RopeScaling(Section):
+    """Llama 3.1 rotary scaling, fields as in the HF ``config.json``."""
+
+    rope_type: Literal["llama3"] = "llama3"
+    factor: Annotated[float, Field(gt=0)] = 8.0
+    low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
+    high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
+    original_max_position_embeddings: Annotated[int, Field(ge=1)] = 8192
+
+
+class ModelConfig(Section):
+    """Shape of the decoder-only transformer. Field names follow the HF Llama ``config.json``."""
+
+    hidden_size: Annotated[int, Field(ge=1)]
+    num_hidden_layers: Annotated[int, Field(ge=1)]
+    num_attention_heads: Annotated[int, Field(ge=1)]
+    num_key_value_heads: Annotated[int, Field(ge=1)]
+    intermediate_size: Annotated[int, Field(ge=1)]
+    vocab_size: Annotated[int, Field(ge=2)]
+    head_dim: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="default: hidden_size / num_attention_heads"
+    )
+    max_position_embeddings: Annotated[int, Field(ge=1)] = 8192
+    rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
+    rope_theta: Annotated[float, Field(gt=0)] = 500_000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+
+    @model_validator(mode="after")
+    def _heads(self) -> Self:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
+                "change one of them or give head_dim"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        if self.head_size % 2:
+            raise ValueError(f"head_dim={self.head_size} is odd; rotary embedding needs an even head_dim")
+        return self
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of unique parameters (a tied embedding counts once)."""
+        d, kv = self.hidden_size, self.num_key_value_heads * self.head_size
+        q = self.num_attention_heads * self.head_size
+        layer = d * q + 2 * d * kv + q * d + 3 * d * self.intermediate_size + 2 * d
+        embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.num_hidden_layers * layer + d
+
+
+class DataConfig(Section):
+    """Prepared token shards (``elastic-train data prepare``)."""
+
+    uri: str = Field(description="folder that holds manifest.json")
+    sequence_length: Annotated[int, Field(ge=1)] = Field(description="tokens per sample")
+
+
+class TrainingConfig(Section):
+    steps: Annotated[int, Field(ge=1)]
+    global_batch: Annotated[int, Field(ge=1)] = Field(
+        description="sequences per optimizer step, whatever the number of machines"
+    )
+    micro_batch: Annotated[int, Field(ge=1)] = Field(default=1, description="sequences per slot")
+    precision: Literal["fp32"] = "fp32"
+
+    @property
+    def slots(self) -> int:
+        """Number of micro-batch positions of the global batch. A ``Job`` guarantees that it divides."""
+        count, rest = divmod(self.global_batch, self.micro_batch)
+        if rest:
+            raise ValueError(f"global_batch={self.global_batch} is not a multiple of micro_batch={self.micro_batch}")
+        return count
+
+
+class OptimizerConfig(Section):
+    """AdamW. Weight decay applies to matrices, not to norms and embeddings."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0, description="L2 limit of the global gradient; null: no clipping"
+    )
+
+
+class ScheduleConfig(Section):
+    """lr(t) = peak * t / warmup_steps, then cosine from the peak to min_lr at ``training.steps``."""
+
+    name: Literal["cosine"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+
+
+class ParallelConfig(Section):
+    """Axis sizes; ``auto`` lets the planner choose for the hosts that are there."""
+
+    pp: AxisSize = 1
+    dp_replicate: AxisSize = 1
+    dp_shard: AxisSize = "auto"
+    cp: Literal[1] = 1
+    tp: AxisSize = 1
+
+
+class HostsConfig(Section):
+    """How many hosts (Ray Train workers, one accelerator or CPU seat each) the job may use."""
+
+    min: Annotated[int, Field(ge=1)] = 1
+    max: Annotated[int, Field(ge=1)] = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    cpus: Annotated[float, Field(gt=0)] = Field(default=1.0, description="CPUs that Ray reserves per host")
+    threads: Annotated[int, Field(ge=1)] = Field(default=1, description="compute threads of a trainer on CPU")
+    start_wait_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="wait this long for `max` hosts before starting with fewer"
+    )
+    settle_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=2.0, description="a newcomer must have been there this long before it is taken in"
+    )
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max={self.max} is smaller than min={self.min}")
+        return self
+
+
+class SnapshotConfig(Section):
+    """Tier 0 (shared memory of the node) and tier 1 (copies on other nodes)."""
+
+    partners: Annotated[int, Field(ge=0)] = Field(default=1, description="copies of each snapshot on other nodes")
+    directory: str = Field(default="/dev/shm", description="memory file system of the nodes")
+
+
+class CheckpointConfig(Section):
+    """Tier 2: committed checkpoints in the job folder."""
+
+    every_steps: Annotated[int, Field(ge=1)] = 100
+    keep_last: Annotated[int, Field(ge=1)] = 3
+
+
+class FailureConfig(Section):
+    hang_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="a generation without progress for this long is formed anew"
+    )
+    heartbeat_seconds: Annotated[float, Field(gt=0)] = 0.5
+    lease_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="a host not heard of for this long is lost"
+    )
+    max_errors: Annotated[int, Field(ge=1)] = Field(
+        default=3, description="exceptions of the trainer in a row without a finished step before the job fails"
+    )
+
+
+class TrackingConfig(Section):
+    enabled: bool = True
+    uri: str | None = Field(
+        default=None, description="MLflow tracking URI; default: sqlite file beside the job folders"
+    )
+    experiment: str = "elastic_train"
+
+
+class LogConfig(Section):
+    samples: bool = Field(default=False, description="write the sample ids of every step to steps.jsonl")
+
+
+class StorageConfig(Section):
+    """Where job folders live: a local path, file:// or s3:// URI. Credentials come from the environment only."""
+
+    uri: str = "runs"
+    endpoint_url: str | None = Field(
+        default=None, description="S3 endpoint of another provider, e.g. http://127.0.0.1:8333"
+    )
+    region: str = "us-east-1"
+    connect_timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    retry_seconds: Annotated[float, Field(ge=0)] = Field(default=30.0, description="budget of retries per request")
+
+
+class Job(Section):
+    """A whole job file."""
+
+    name: str
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    model: ModelConfig
+    data: DataConfig
+    training: TrainingConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    hosts: HostsConfig = HostsConfig()
+    storage: StorageConfig = StorageConfig()
+    snapshot: SnapshotConfig = SnapshotConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    failure: FailureConfig = FailureConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    log: LogConfig = LogConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+            raise ValueError("use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit")
+        return name
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        problems = [*self._batch_problems(), *self._schedule_problems()]
+        if problems:
+            raise Problems(problems)
+        return self
+
+    def _batch_problems(self) -> list[str]:
+        total, micro = self.training.global_batch, self.training.micro_batch
+        if total % micro == 0:
+            return []
+        text = (
+            f"training.global_batch={total}: must be a multiple of training.micro_batch={micro}; "
+            f"nearest: {_neighbours(total, micro)}"
+        )
+        data_ranks = [size for size in (self.parallel.dp_replicate, self.parallel.dp_shard) if isinstance(size, int)]
+        ranks = math.prod(data_ranks)
+        if ranks > 1:
+            text += (
+                f"; for equal work on {ranks} data ranks a multiple of micro_batch x data ranks = {micro * ranks}: "
+                f"{_neighbours(total, micro * ranks)}"
+            )
+        return [text]
+
+    def _schedule_problems(self) -> list[str]:
+        problems = []
+        if self.schedule.warmup_steps > self.training.steps:
+            problems.append(
+                f"schedule.warmup_steps={self.schedule.warmup_steps}: must be at most "
+                f"training.steps={self.training.steps}"
+            )
+        if self.schedule.min_lr > self.optimizer.learning_rate:
+            problems.append(
+                f"schedule.min_lr={self.schedule.min_lr}: must be at most "
+                f"optimizer.learning_rate={self.optimizer.learning_rate}"
+            )
+        if self.data.sequence_length > self.model.max_position_embeddings:
+            problems.append(
+                f"data.sequence_length={self.data.sequence_length}: must be at most "
+                f"model.max_position_embeddings={self.model.max_position_embeddings}"
+            )
+        return problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready values; ``Job.model_validate(job.as_dict(), strict=False)`` gives the job back."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,33 @@
+"""Relative paths of a job file, made absolute before the job leaves the process that read it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from elastic_train.config.job import Job
+
+HOME_VARIABLE = "ELASTIC_TRAIN_HOME"
+"""Environment variable: the folder that relative paths of a job file start from."""
+RAY_UNPACKED = "runtime_resources"
+"""Part of the path of a working directory that Ray has unpacked; Ray deletes such folders at will."""
+
+
+def home() -> Path:
+    """The base of relative paths: $ELASTIC_TRAIN_HOME, else the current folder, else (under Ray) ~/elastic_train."""
+    given = os.environ.get(HOME_VARIABLE)
+    if given:
+        return Path(given).expanduser().resolve()
+    here = Path.cwd()
+    return Path.home() / "elastic_train" if RAY_UNPACKED in here.parts else here
+
+
+def anchored(job: Job, base: Path) -> Job:
+    """The job with relative local paths below ``base``: workers run in folders of their own."""
+    data = job.data.model_copy(update={"uri": _absolute(job.data.uri, base)})
+    storage = job.storage.model_copy(update={"uri": _absolute(job.storage.uri, base)})
+    return job.model_copy(update={"data": data, "storage": storage})
+
+
+def _absolute(uri: str, base: Path) -> str:
+    return uri if "://" in uri else str(base / Path(uri).expanduser())

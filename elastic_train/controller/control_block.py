@@ -1,0 +1,73 @@
+"""A page of memory that a host and its trainer share: how far each of them is. No locks: every field has one writer."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+_FIELD = struct.Struct("<q")
+_FIELDS = ("finished_step", "next_buffer", "started_step", "beats")
+_SIZE = 4096
+
+
+class ControlBlock:
+    """Integers in shared memory.
+
+    Written by the host:
+        ``next_buffer``: the image buffer that the trainer's next snapshot goes to.
+        ``finished_step``: the newest step that is whole on all ranks and partners. Set after ``next_buffer``, so that a
+        trainer that sees the step also sees the buffer.
+    Written by the trainer:
+        ``started_step``: the step it is in. ``beats``: blocks begun, forward and backward (a standing count is a hang).
+    """
+
+    def __init__(self, path: str, *, create: bool = False) -> None:
+        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0), 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, _SIZE)
+            self._memory = mmap.mmap(descriptor, _SIZE)
+        finally:
+            os.close(descriptor)
+        self.path = path
+
+    def _get(self, field: str) -> int:
+        return int(_FIELD.unpack_from(self._memory, 64 * _FIELDS.index(field))[0])
+
+    def _set(self, field: str, value: int) -> None:
+        _FIELD.pack_into(self._memory, 64 * _FIELDS.index(field), value)
+
+    @property
+    def finished_step(self) -> int:
+        return self._get("finished_step")
+
+    @property
+    def next_buffer(self) -> int:
+        return self._get("next_buffer")
+
+    @property
+    def started_step(self) -> int:
+        return self._get("started_step")
+
+    @property
+    def beats(self) -> int:
+        return self._get("beats")
+
+    def allow(self, finished_step: int, next_buffer: int) -> None:
+        """Host: the trainer may now write the snapshot after ``finished_step`` into ``next_buffer``."""
+        self._set("next_buffer", next_buffer)
+        self._set("finished_step", finished_step)
+
+    def start(self, step: int) -> None:
+        """Trainer: step ``step`` begins."""
+        self._set("started_step", step)
+
+    def beat(self) -> None:
+        """Trainer: one more block begun."""
+        self._set("beats", self._get("beats") + 1)
+
+    def close(self, *, unlink: bool = False) -> None:
+        self._memory.close()
+        if unlink and os.path.exists(self.path):
+            os.unlink(self.path)

@@ -1,0 +1,589 @@
+"""The coordinator: the one place that decides membership, layout, what is restored, what is committed.
+
+An asyncio server without any Ray in it; ``ray_actors`` puts it into an actor. Everything that happens arrives as a
+message of a host, as the end of a host's connection, or by the watch, and leads to one of three things: a step is
+finished, a new generation is formed, or the job ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from elastic_train.checkpoint.retention import set_aside
+from elastic_train.checkpoint.verify import choose_checkpoint
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.controller.checkpointer import Checkpointer
+from elastic_train.controller.inventory import Inventory, SnapshotSet
+from elastic_train.controller.job_folder import JobFolder
+from elastic_train.controller.members import (
+    Generation,
+    HostRecord,
+    Trouble,
+    choose_partners,
+    order_members,
+    step_line,
+)
+from elastic_train.controller.rendezvous_client import Rendezvous
+from elastic_train.controller.wire import LINE_LIMIT, Connection, Message, WireError, token_matches
+from elastic_train.data.errors import DataError
+from elastic_train.data.manifest import Manifest, read_manifest
+from elastic_train.data.order import SampleOrder
+from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
+from elastic_train.storage.store import Store
+
+logger = logging.getLogger(__name__)
+
+_SETTLE_SECONDS = 0.03
+"""Deaths come in groups (the hosts of a node, an error and its echoes): wait this long for the rest of them."""
+_WATCH_SECONDS = 0.25
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+class State(StrEnum):
+    """Where the job is."""
+
+    STARTING = "starting"  # hosts are coming
+    WAITING = "waiting"  # fewer hosts than the job needs
+    FORMING = "forming"  # a generation has been assigned and has not finished a step yet
+    RUNNING = "running"
+    FINISHING = "finishing"  # the last checkpoint is being written
+    FINISHED = "finished"
+    FAILED = "failed"
+    KILLED = "killed"  # stopped by the user
+
+    @property
+    def ended(self) -> bool:
+        return self in (State.FINISHED, State.FAILED, State.KILLED)
+
+
+class Coordinator:
+    """Decides for one job.
+
+    Args:
+        job: with absolute URIs: hosts have other working directories.
+        address: IP to listen on.
+        token: secret that hosts show.
+        on_event: called with each line of the ledger and, as ``{"event": "step", ...}``, of the steps.
+    """
+
+    def __init__(self, job: Job, address: str, token: str, on_event: Listener) -> None:
+        self.job = job
+        self.state = State.STARTING
+        self.message = ""
+        self.ended = asyncio.Event()
+        self.hosts: dict[int, HostRecord] = {}
+        self.generation: Generation | None = None
+        self.finished_step = 0
+        self.last_line: dict[str, Any] = {}
+        self.traceback: str | None = None
+        self._address = address
+        self._token = token
+        self.on_opened: Callable[[JobFolder], None] = lambda folder: None
+        """called on the event loop once the job folder is open, before anything is recorded"""
+        self._on_event = on_event
+        self._folder = JobFolder(job)
+        self._inventory = Inventory()
+        self._rendezvous = Rendezvous(address)
+        self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.hosts)
+        self._samples: Callable[[int], list[int]] | None = None
+        self._checkpoint_step: int | None = None
+        self._layouts: dict[int, Layout] = {}
+        self._host_count = 0
+        self._generation_count = 0
+        self._first_ready: float | None = None
+        self._errors_in_a_row = 0
+        self._planned: asyncio.TimerHandle | None = None
+        self._growth_due = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> tuple[str, int]:
+        """Open the job folder, find where to go on, listen. Returns the address for the hosts.
+
+        Raises:
+            JobMismatch, StorageError: the job cannot be opened.
+        """
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._folder.open)
+        self.on_opened(self._folder)
+        await asyncio.gather(loop.run_in_executor(None, self._open_job), self._rendezvous.start())
+        self._server = await asyncio.start_server(self._serve, self._address, 0, limit=LINE_LIMIT)
+        self._spawn(self._watch())
+        if self.finished_step >= self.job.training.steps:
+            self._end(State.FINISHED, f"step {self.finished_step} was already reached")
+        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        return address
+
+    def _open_job(self) -> None:
+        manifest, self._checkpointer.data_digest = read_manifest(Store.open(self.job.data.uri, self.job.storage))
+        order = _order(self.job, manifest)
+        if self.job.log.samples:
+            self._samples = partial(_sample_ids, order, self.job.training.global_batch)
+        self._generation_count = self._folder.last_generation()
+        self._choose_checkpoint(())
+        self.finished_step = self._checkpoint_step or 0
+        dropped = self._folder.roll_back(self.finished_step)
+        if dropped or self._checkpoint_step is not None:
+            self._record("resumed", step=self.finished_step, steps_to_repeat=dropped)
+        self._record("job_started", step=self.finished_step, steps=self.job.training.steps)
+
+    def _choose_checkpoint(self, damaged: Collection[int]) -> None:
+        """Find the newest checkpoint that is whole; what is passed over is said and put out of the way."""
+        store = self._folder.store
+        chosen = choose_checkpoint(store, exclude=damaged)
+        for sentence in chosen.refused:
+            self._record("checkpoint_refused", detail=sentence)
+        for step in [*damaged, *chosen.refused_steps]:
+            set_aside(store, step)
+        self._checkpoint_step = chosen.manifest.step if chosen.manifest else None
+        self._checkpointer.committed_step = self._checkpoint_step or 0
+
+    def stop(self, reason: str) -> None:
+        """End the job gracefully: checkpoint the newest finished step, then let everybody go."""
+        if self.state.ended or self.state == State.FINISHING:
+            return
+        self._record("stop_requested", reason=reason)
+        self._finish(State.KILLED, reason)
+
+    def _finish(self, state: State, reason: str) -> None:
+        self.state = State.FINISHING
+        self._cancel_plan()
+        for host in self.hosts.values():
+            host.connection.send({"type": "release"})
+        self._spawn(self._finish_later(state, reason))
+
+    async def _finish_later(self, state: State, reason: str) -> None:
+        snapshots = self._inventory.newest_complete(self._nodes())
+        try:
+            await self._checkpointer.finish(snapshots, self._layouts.get(snapshots.generation) if snapshots else None)
+        except Exception as error:
+            self._record("checkpoint_failed", detail=f"{type(error).__name__}: {error}")
+            if state == State.FINISHED:
+                state, reason = State.FAILED, f"the final checkpoint failed: {error}"
+        self._end(state, reason)
+
+    def _end(self, state: State, reason: str) -> None:
+        self.state, self.message = state, reason
+        self._cancel_plan()
+        self._record("job_finished", status=state.value, reason=reason, step=self.finished_step)
+        self._folder.flush()
+        for host in self.hosts.values():
+            host.connection.send({"type": "stop", "reason": state.value})
+        self.ended.set()
+
+    async def close(self) -> None:
+        """After the end: wait for nothing, leave nothing behind."""
+        for task in list(self._tasks):
+            task.cancel()
+        self._server.close()
+        for host in self.hosts.values():
+            host.connection.close()
+        self._rendezvous.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._folder.close)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("coordinator task failed", exc_info=error)
+            if not self.state.ended:
+                self._end(State.FAILED, f"error in the coordinator: {type(error).__name__}: {error}")
+
+    def _record(self, event: str, **fields: Any) -> None:
+        self._on_event(self._folder.record(event, **fields))
+
+    # -- hosts ---------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        host: HostRecord | None = None
+        try:
+            first = await connection.receive()
+            if first is None or first["type"] != "join" or not token_matches(first, self._token):
+                return
+            host = self._join(connection, first)
+            while (message := await connection.receive()) is not None:
+                self._handle(host, message)
+        except WireError as error:
+            logger.warning("dropping a connection: %s", error)
+        finally:
+            connection.close()
+            if host is not None:
+                self._lose(host)
+
+    def _join(self, connection: Connection, message: Message) -> HostRecord:
+        self._host_count += 1
+        host = HostRecord(
+            number=self._host_count,
+            connection=connection,
+            pid=message["pid"],
+            node=message["node"],
+            address=message["address"],
+            byte_address=(message["bytes"][0], message["bytes"][1]),
+            pool=message["pool"],
+            joined=time.time(),
+        )
+        self.hosts[host.number] = host
+        for image in message["images"]:
+            self._inventory.add(image["generation"], image["rank"], image["step"], host.node, image["image"])
+        self._record("host_joined", host=host.number, node=host.node, pid=host.pid)
+        connection.send({"type": "welcome", "job_folder": self._folder.store.uri})
+        if self.state.ended:
+            connection.send({"type": "stop", "reason": self.state.value})
+        return host
+
+    def _lose(self, host: HostRecord) -> None:
+        del self.hosts[host.number]
+        self._checkpointer.host_lost(host)
+        if self.state.ended:
+            return
+        self._record("host_lost", host=host.number, node=host.node, pid=host.pid)
+        if self.generation is not None and host in self.generation.members:
+            self._trouble(self.generation, Trouble("host_lost", f"{host.label} is gone"))
+
+    def _handle(self, host: HostRecord, message: Message) -> None:
+        kind = message["type"]
+        if kind == "heartbeat":
+            self._on_heartbeat(host, message)
+        elif kind == "ready":
+            self._on_ready(host)
+        elif kind == "uploaded":
+            self._checkpointer.uploaded(host, message)
+        elif kind == "held":
+            self._on_held(message)
+        elif self.generation is not None and message.get("generation") == self.generation.number:
+            self._on_trainer(host, self.generation, message)
+        # Everything else is the echo of a generation that is over.
+
+    def _on_heartbeat(self, host: HostRecord, message: Message) -> None:
+        host.connection.send({"type": "beat"})
+        generation = self.generation
+        if generation is None or message["generation"] != generation.number:
+            return
+        if message["beats"] != host.beats:
+            generation.last_progress = time.time()
+        host.beats, host.started_step = message["beats"], message["started_step"]
+
+    def _on_ready(self, host: HostRecord) -> None:
+        host.ready_since = time.time()
+        self._first_ready = self._first_ready or host.ready_since
+
+    async def _watch(self) -> None:
+        """What no message tells: leases, hangs, hosts that have settled."""
+        while not self.state.ended:
+            now = asyncio.get_running_loop().time()
+            for host in list(self.hosts.values()):
+                if now - host.connection.last_heard > self.job.failure.lease_seconds:
+                    host.connection.abort()
+            self._watch_hang()
+            self._watch_newcomers()
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _watch_hang(self) -> None:
+        generation = self.generation
+        if generation is None or self.state not in (State.FORMING, State.RUNNING) or generation.troubles:
+            return
+        still = time.time() - generation.last_progress
+        if still > self.job.failure.hang_seconds:
+            self._trouble(generation, Trouble("hang", f"no rank made progress for {still:.1f} s"))
+
+    def _watch_newcomers(self) -> None:
+        if self.state == State.STARTING:
+            ready = sum(host.ready for host in self.hosts.values())
+            waited = (
+                self._first_ready is not None and time.time() - self._first_ready >= self.job.hosts.start_wait_seconds
+            )
+            if ready >= self.job.hosts.max or (waited and ready >= self.job.hosts.min):
+                self._form(Trouble("start", f"{ready} hosts are ready"))
+        elif self.state == State.WAITING:
+            if self._choice(self._live()) is not None:
+                self._form(Trouble("growth", "enough hosts are back"))
+        elif self.state == State.RUNNING and self.generation is not None:
+            settled = [host for host in self._live() if self._settled(host)]
+            choice = self._choice(settled)
+            self._growth_due = choice is not None and choice.used_hosts > len(self.generation.members)
+
+    def _settled(self, host: HostRecord) -> bool:
+        assert self.generation is not None
+        waited = time.time() - (host.ready_since or 0.0)
+        return host in self.generation.members or waited >= self.job.hosts.settle_seconds
+
+    def _live(self) -> list[HostRecord]:
+        return [host for host in self.hosts.values() if host.ready]
+
+    def _nodes(self) -> set[str]:
+        return {host.node for host in self.hosts.values()}
+
+    # -- trainers ------------------------------------------------------------------------------------------------
+
+    def _on_trainer(self, host: HostRecord, generation: Generation, message: Message) -> None:
+        kind, rank = message["type"], message["rank"]
+        generation.last_progress = time.time()
+        if kind == "forked":
+            host.trainer_pid = message["pid"]
+        elif kind == "phase":
+            generation.phases[message["name"]] = max(generation.phases.get(message["name"], 0.0), message["seconds"])
+        elif kind == "restored":
+            for source, count in message["bytes"].items():
+                generation.restored[source] = generation.restored.get(source, 0) + count
+        elif kind == "described":
+            self._inventory.describe(generation.number, rank, message["description"])
+        elif kind == "stepped":
+            generation.stepped.setdefault(message["step"], {})[rank] = message
+            self._hold(generation.number, rank, message["step"], host.node, message["image"])
+        elif kind == "error":
+            detail = f"rank {rank}, step {message['step']}, {host.label}: {message['error']}"
+            self._trouble(generation, Trouble(message["kind"], detail, traceback=message["traceback"]))
+        elif kind == "trainer_ended":
+            host.trainer_pid = None
+            self._trouble(
+                generation, Trouble("trainer_killed", f"rank {rank} on {host.label} ended: {message['cause']}")
+            )
+        elif kind == "copy_failed":
+            self._trouble(generation, Trouble("copy_failed", f"rank {rank}: {message['error']}"))
+
+    def _on_held(self, message: Message) -> None:
+        self._hold(message["generation"], message["rank"], message["step"], message["node"], message["image"])
+
+    def _hold(self, number: int, rank: int, step: int, node: str, image: str) -> None:
+        snapshots = self._inventory.add(number, rank, step, node, image)
+        generation = self.generation
+        if snapshots is None or generation is None or number != generation.number or step != self.finished_step + 1:
+            return
+        ranks = range(generation.layout.world_size)
+        if all(snapshots.copies(r) >= generation.copies_wanted(r) for r in ranks):
+            self._on_finished(generation, snapshots)
+
+    def _on_finished(self, generation: Generation, snapshots: SnapshotSet) -> None:
+        """A step is whole on every rank and every partner: it can no longer be lost to a single failure."""
+        step = snapshots.step
+        self._log_step(generation, step)
+        self._inventory.supersede(snapshots)
+        self._errors_in_a_row = 0
+        if generation.first_step_at is None:
+            self._on_first_step(generation)
+        last = step >= self.job.training.steps
+        if not last and step % self.job.checkpoint.every_steps == 0:
+            self._spawn(self._checkpoint(snapshots))
+        if last:
+            self._finish(State.FINISHED, f"all {step} steps are done")
+        elif self._growth_due and not generation.troubles:
+            self._form(Trouble("growth", f"{len(self._live())} hosts are there"))
+        else:
+            for member in generation.members:
+                member.connection.send({"type": "finished", "generation": generation.number, "step": step})
+
+    def _log_step(self, generation: Generation, step: int) -> None:
+        line = step_line(generation, step, self._samples(step) if self._samples else None)
+        self._folder.steps.append(line)
+        self.finished_step = generation.finished_step = step
+        self.last_line = line
+        generation.stepped.pop(step)
+        self._on_event({"event": "step", **line})
+
+    def _on_first_step(self, generation: Generation) -> None:
+        generation.first_step_at = time.time()
+        self.state = State.RUNNING
+        for host in self.hosts.values():
+            host.connection.send({"type": "discard", "before_generation": generation.number})
+        self._record(
+            "generation_formed",
+            generation=generation.number,
+            layout=str(generation.layout),
+            hosts=len(generation.members),
+            spares=len(self._live()) - len(generation.members),
+            step=generation.start_step,
+            cause=generation.cause.kind,
+            detail=generation.cause.detail,
+            form_seconds=generation.formed - generation.cause.seen,
+            recovery_seconds=generation.first_step_at - generation.cause.seen,
+            phases=generation.phases,
+            restored_bytes=generation.restored,
+        )
+
+    async def _checkpoint(self, snapshots: SnapshotSet) -> None:
+        try:
+            if (manifest := await self._checkpointer.save(snapshots, self._layouts[snapshots.generation])) is not None:
+                self._checkpoint_step = manifest.step
+                self._record("checkpoint_committed", step=manifest.step, generation=manifest.generation)
+        except Exception as error:
+            self._record("checkpoint_failed", step=snapshots.step, detail=f"{type(error).__name__}: {error}")
+
+    # -- generations ---------------------------------------------------------------------------------------------
+
+    def _trouble(self, generation: Generation, trouble: Trouble) -> None:
+        if generation is not self.generation or self.state not in (State.FORMING, State.RUNNING):
+            return
+        generation.troubles.append(trouble)
+        if self._planned is None:
+            self._planned = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, self._replan)
+
+    def _cancel_plan(self) -> None:
+        if self._planned is not None:
+            self._planned.cancel()
+            self._planned = None
+
+    def _replan(self) -> None:
+        self._planned = None
+        assert self.generation is not None
+        troubles = self.generation.troubles
+        cause = next((trouble for trouble in troubles if not trouble.is_echo), troubles[0])
+        cause.seen = min(trouble.seen for trouble in troubles)
+        self._record("trouble", generation=self.generation.number, cause=cause.kind, detail=cause.detail)
+        if cause.kind == "exception":
+            self._errors_in_a_row += 1
+            if self._errors_in_a_row >= self.job.failure.max_errors:
+                self.traceback = cause.traceback
+                self._finish(State.FAILED, f"{cause.detail} ({self._errors_in_a_row} times in a row)")
+                return
+        if cause.kind == "damaged":
+            self._spawn(self._refuse_checkpoint(cause))
+        else:
+            self._form(cause)
+
+    async def _refuse_checkpoint(self, cause: Trouble) -> None:
+        """A rank found the checkpoint damaged while it loaded: everybody goes back to the one before."""
+        damaged = self._checkpoint_step
+        assert damaged is not None
+        self._record("checkpoint_refused", step=damaged, detail=cause.detail)
+        await asyncio.get_running_loop().run_in_executor(None, self._choose_checkpoint, (damaged,))
+        self._form(cause)
+
+    def _choice(self, hosts: list[HostRecord]) -> LayoutChoice | None:
+        count = min(len(hosts), self.job.hosts.max)
+        if count < self.job.hosts.min:
+            self.message = f"{len(hosts)} hosts are ready; hosts.min={self.job.hosts.min}"
+            return None
+        try:
+            return choose_layout(self.job.parallel, count, self.job.model, self.job.training, self.job.data)
+        except NoLayout as error:
+            self.message = str(error)
+            return None
+
+    def _form(self, cause: Trouble) -> None:
+        """Assign the next generation to the hosts that are there, or wait for more of them."""
+        self._cancel_plan()
+        self._growth_due = False
+        choice = self._choice(self._live())
+        restore, start_step = self._restore_plan()
+        self._rebase(start_step)
+        if choice is None:
+            self._wait(cause)
+            return
+        self._generation_count += 1
+        number, layout = self._generation_count, choice.layout
+        members = order_members(self._live(), layout.world_size)
+        partners = [choose_partners(members, rank, self.job.snapshot.partners) for rank in range(len(members))]
+        self._folder.decide(generation=number, layout=layout.as_dict(), step=start_step, cause=cause.kind)
+        self.generation = Generation(number, layout, members, partners, start_step, cause, finished_step=start_step)
+        self.state, self.message = State.FORMING, ""
+        self._inventory.open_generation(number, layout.world_size)
+        self._layouts[number] = layout
+        for rank, member in enumerate(members):
+            member.beats, member.trainer_pid = 0, None
+            member.connection.send(self._assignment(rank, restore))
+        for host in self.hosts.values():
+            if host not in members:
+                host.connection.send({"type": "release"})
+
+    def _wait(self, cause: Trouble) -> None:
+        self.generation = None
+        self.state = State.WAITING
+        self._record("waiting", cause=cause.kind, detail=cause.detail, reason=self.message)
+        for host in self.hosts.values():
+            host.connection.send({"type": "release"})
+
+    def _restore_plan(self) -> tuple[dict[str, Any], int]:
+        """What every rank of the next generation starts from; one decision for all."""
+        snapshots = self._inventory.newest_complete(self._nodes())
+        committed = self._checkpoint_step or 0
+        if snapshots is not None and snapshots.step >= committed:
+            return {
+                "kind": "snapshots",
+                "step": snapshots.step,
+                "generation": snapshots.generation,
+                "set": snapshots,
+            }, snapshots.step
+        if self._checkpoint_step is not None:
+            return {"kind": "checkpoint", "step": committed}, committed
+        return {"kind": "fresh"}, 0
+
+    def _rebase(self, step: int) -> None:
+        """Make the log agree with the step that is restored."""
+        if self.generation is not None:
+            for extra in range(self.finished_step + 1, step + 1):
+                self._log_step(self.generation, extra)  # whole everywhere, only its last message had not arrived
+        if step < self.finished_step:
+            self._record("rolled_back", from_step=self.finished_step, to_step=step)
+            self._folder.roll_back(step)
+            self.finished_step = step
+
+    def _assignment(self, rank: int, restore: dict[str, Any]) -> Message:
+        generation = self.generation
+        assert generation is not None
+        plan = {key: value for key, value in restore.items() if key != "set"}
+        if restore["kind"] == "snapshots":
+            plan["parts"] = self._parts(generation.members[rank], restore["set"])
+        return {
+            "type": "assign",
+            "generation": generation.number,
+            "rank": rank,
+            "layout": generation.layout.as_dict(),
+            "store": list(self._rendezvous.endpoint),
+            "start_step": generation.start_step,
+            "restore": plan,
+            "partners": [
+                {"address": list(partner.byte_address), "node": partner.node} for partner in generation.partners[rank]
+            ],
+        }
+
+    def _parts(self, host: HostRecord, snapshots: SnapshotSet) -> list[dict[str, Any]]:
+        """Where ``host`` finds each old rank's image: on its own node, else on the first live node that has it."""
+        parts = []
+        for rank, holders in sorted(snapshots.holders.items()):
+            servers = [other for other in self.hosts.values() if other.node in holders]
+            local = host.node in holders
+            held = holders[host.node if local else servers[rank % len(servers)].node]
+            server = host if local else next(other for other in servers if other.node == held.node)
+            parts.append(
+                {
+                    "description": self._inventory.descriptions[snapshots.generation, rank],
+                    "local": local,
+                    "image": f"{host.pool}/{held.image}" if local else held.image,
+                    "address": list(server.byte_address),
+                }
+            )
+        return parts
+
+
+def _order(job: Job, manifest: Manifest) -> SampleOrder:
+    """The order of the job's samples. Raises DataError when the data does not fit the job."""
+    vocabulary = manifest.tokenizer.vocab_size
+    if vocabulary > job.model.vocab_size:
+        raise DataError(
+            f"model.vocab_size={job.model.vocab_size} is smaller than the {vocabulary} entries of the tokenizer in {job.data.uri}"
+        )
+    samples = (manifest.tokens - 1) // job.data.sequence_length
+    if samples < job.training.global_batch:
+        raise DataError(
+            f"{samples} sequences in {job.data.uri} < global batch {job.training.global_batch}; use more text or shorter sequences"
+        )
+    return SampleOrder(samples, job.seed)
+
+
+def _sample_ids(order: SampleOrder, global_batch: int, step: int) -> list[int]:
+    """Sample ids of a step, in slot order."""
+    return [order.sample_id(index) for index in range((step - 1) * global_batch, step * global_batch)]

@@ -1,0 +1,311 @@
+"""A host: the long-lived process that owns one seat. It forks trainers, keeps and moves their snapshots, never computes.
+
+It imports neither torch nor mlflow. Its whole life is one connection to the coordinator: what arrives there is obeyed in
+order, and when the connection ends or falls silent the host kills its trainer before the others go on without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from elastic_train.checkpoint.byte_server import ByteServer
+from elastic_train.checkpoint.description import Description
+from elastic_train.checkpoint.errors import CheckpointError
+from elastic_train.checkpoint.image import Image, adoptable, image_name, remove_older
+from elastic_train.checkpoint.upload import upload_image
+from elastic_train.config.job import Job
+from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
+from elastic_train.controller.partners import PartnerLink
+from elastic_train.controller.pool import Pool
+from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
+from elastic_train.storage.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """What a host must know before it can join."""
+
+    coordinator: tuple[str, int]
+    token: str
+    run_id: str
+    node_id: str
+    node_address: str
+    job: dict[str, object]
+    """The job as JSON values (``Job.as_dict``)."""
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the network interface that has ``address``."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return name
+    return None
+
+
+class Host:
+    """One host of one job. ``run`` returns the reason of the end."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        self._job = Job.model_validate(settings.job, strict=False)
+        self._pool = Pool(self._job.snapshot.directory, self._job.name, settings.run_id, settings.node_id)
+        self._forkserver = ForkServerClient(self._job.hosts.threads)
+        self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="et-upload")
+        self._partners: dict[tuple[str, int], PartnerLink] = {}
+        self._pinned: dict[str, int] = {}
+        self._trainer: TrainerProcess | None = None
+        self._assignment: Message | None = None
+        self._buffers: dict[int, int] = {}
+        """step -> buffer of the running trainer's snapshots"""
+        self._ending = asyncio.Event()
+        self._reason = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._coordinator: Connection | None = None
+        self._job_folder = ""
+
+    async def run(self) -> str:
+        self._pool.enter()
+        server = self._byte_server = ByteServer(self._settings.node_address, 0, self._settings.token, self._pool.path)
+        server.start()
+        try:
+            await self._forkserver.start(self._on_trainer_message, self._on_trainer_end)
+            reader, writer = await asyncio.open_connection(*self._settings.coordinator, limit=LINE_LIMIT)
+            self._coordinator = Connection(reader, writer)
+            self._join(server.address)
+            self._spawn(self._obey())
+            self._spawn(self._heartbeat())
+            self._spawn(self._watch_forkserver())
+            await self._ending.wait()
+        finally:
+            self._close(server)
+        return self._reason
+
+    def _close(self, server: ByteServer) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._forkserver.close()
+        for link in self._partners.values():
+            link.close()
+        server.close()
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        if self._coordinator:
+            self._coordinator.close()
+        self._pool.leave()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("host task failed", exc_info=task.exception())
+            self._end(f"error in the host: {task.exception()}")
+
+    def _end(self, reason: str) -> None:
+        if not self._ending.is_set():
+            self._reason = reason
+            self._ending.set()
+
+    def _tell(self, message: Message) -> None:
+        assert self._coordinator is not None
+        self._coordinator.send(message)
+
+    # -- coordinator ---------------------------------------------------------------------------------------------
+
+    def _join(self, byte_address: tuple[str, int]) -> None:
+        settings = self._settings
+        self._tell(
+            {
+                "type": "join",
+                "token": settings.token,
+                "pid": os.getpid(),
+                "node": settings.node_id,
+                "address": settings.node_address,
+                "bytes": list(byte_address),
+                "pool": str(self._pool.path),
+                "images": [
+                    {"generation": found.generation, "rank": found.rank, "step": found.step, "image": found.path.name}
+                    for found in adoptable(self._pool.path)
+                ],
+            }
+        )
+
+    async def _obey(self) -> None:
+        assert self._coordinator is not None
+        orders: dict[str, Callable[[Message], None]] = {
+            "welcome": self._do_welcome,
+            "beat": lambda _: None,  # the answer to a heartbeat; having been heard is all it is for
+            "assign": self._do_assign,
+            "release": self._do_release,
+            "finished": self._do_finished,
+            "discard": self._do_discard,
+            "upload": self._do_upload,
+        }
+        while (message := await self._coordinator.receive()) is not None:
+            if message["type"] == "stop":
+                self._end(str(message["reason"]))
+                return
+            orders[message["type"]](message)
+        self._end("the coordinator is gone")
+
+    async def _heartbeat(self) -> None:
+        assert self._coordinator is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            trainer = self._trainer
+            self._tell(
+                {
+                    "type": "heartbeat",
+                    "generation": trainer.generation if trainer else 0,
+                    "started_step": trainer.control.started_step if trainer else 0,
+                    "beats": trainer.control.beats if trainer else 0,
+                }
+            )
+            await asyncio.sleep(self._job.failure.heartbeat_seconds)
+            if loop.time() - self._coordinator.last_heard > self._job.failure.lease_seconds:
+                self._end("the lease ran out: nothing was heard from the coordinator")
+
+    async def _watch_forkserver(self) -> None:
+        seconds = await self._forkserver.wait_ready()
+        self._tell({"type": "ready", "preload_seconds": seconds})
+        await self._forkserver.wait_closed()
+        self._end("the forkserver ended")
+
+    def _do_welcome(self, message: Message) -> None:
+        self._job_folder = message["job_folder"]
+
+    def _do_assign(self, message: Message) -> None:
+        self._kill_trainer()
+        generation, rank = message["generation"], message["rank"]
+        self._assignment, self._buffers = message, {}
+        self._byte_server.fence(generation)
+        message["pool"] = str(self._pool.path)
+        message["token"] = self._settings.token
+        message["job"] = self._settings.job
+        message["job_folder"] = self._job_folder
+        message["interface"] = interface_of(self._settings.node_address)
+        message["control"] = str(self._pool.path / f"g{generation}-r{rank}.control")
+        self._trainer = self._forkserver.fork(generation, rank, message)
+
+    def _do_release(self, message: Message) -> None:
+        """No place in the present layout, or nothing to run: wait as a warm spare."""
+        self._kill_trainer()
+        self._assignment = None
+
+    def _do_finished(self, message: Message) -> None:
+        if self._trainer is None or message["generation"] != self._trainer.generation:
+            return
+        step = message["step"]
+        kept = self._buffers.get(step)
+        self._buffers = {s: b for s, b in self._buffers.items() if s >= step}
+        self._trainer.control.allow(step, self._free_buffer(kept))
+
+    def _free_buffer(self, kept: int | None) -> int:
+        buffer = 0
+        while buffer == kept or self._image_name(buffer) in self._pinned:
+            buffer += 1
+        return buffer
+
+    def _image_name(self, buffer: int) -> str:
+        assert self._trainer is not None
+        return image_name(self._trainer.generation, self._trainer.rank, buffer)
+
+    def _do_discard(self, message: Message) -> None:
+        remove_older(self._pool.path, message["before_generation"])  # an upload that reads one keeps its mapping
+
+    def _do_upload(self, message: Message) -> None:
+        name = message["image"]
+        self._pinned[name] = self._pinned.get(name, 0) + 1
+        self._spawn(self._upload(message))
+
+    async def _upload(self, message: Message) -> None:
+        reply: Message = {"type": "uploaded", "object": message["object"]}
+        try:
+            reply["uploaded"] = await asyncio.get_running_loop().run_in_executor(
+                self._workers, self._upload_now, message
+            )
+        except Exception as error:
+            logger.warning("upload of %s failed", message["image"], exc_info=True)
+            reply["error"] = f"{type(error).__name__}: {error}"
+        finally:
+            name = message["image"]
+            self._pinned[name] -= 1
+            if not self._pinned[name]:
+                del self._pinned[name]
+        self._tell(reply)
+
+    def _upload_now(self, message: Message) -> Message:
+        image = Image.open(self._pool.path / message["image"])
+        try:
+            store = Store.open(self._job_folder, self._job.storage)
+            description = Description.from_json(message["description"])
+            uploaded = upload_image(image, message["step"], description, message["chunks"], store, message["object"])
+            return uploaded.model_dump(mode="json")
+        finally:
+            image.close()
+
+    # -- trainer -------------------------------------------------------------------------------------------------
+
+    def _kill_trainer(self) -> None:
+        if self._trainer is not None:
+            self._trainer.kill()
+            self._trainer.control.close(unlink=True)
+            self._trainer = None
+
+    def _on_trainer_message(self, trainer: TrainerProcess, message: Message) -> None:
+        if trainer is not self._trainer:
+            return  # the last words of a generation that is over
+        message |= {"generation": trainer.generation, "rank": trainer.rank}
+        self._tell(message)
+        if message["type"] == "stepped":
+            self._buffers[message["step"]] = message["buffer"]
+            self._copy_to_partners(message)
+
+    def _on_trainer_end(self, trainer: TrainerProcess, code: int | None) -> None:
+        if trainer is self._trainer:
+            self._trainer = None
+            trainer.control.close(unlink=True)
+            name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+            self._tell({"type": "trainer_ended", "generation": trainer.generation, "rank": trainer.rank, "cause": name})
+
+    # -- partners ------------------------------------------------------------------------------------------------
+
+    def _copy_to_partners(self, message: Message) -> None:
+        assert self._assignment is not None
+        for partner in self._assignment["partners"]:
+            address = (str(partner["address"][0]), int(partner["address"][1]))
+            if address not in self._partners:
+                self._partners[address] = PartnerLink(address, self._settings.token)
+            self._spawn(self._copy(self._partners[address], partner["node"], message))
+
+    async def _copy(self, link: PartnerLink, node: str, message: Message) -> None:
+        told = {key: message[key] for key in ("generation", "rank", "step", "image")}
+        try:
+            await link.send(self._pool.path / message["image"], message["step"])
+        except (OSError, CheckpointError) as error:
+            self._tell({"type": "copy_failed", "error": str(error), **told})
+        else:
+            self._tell({"type": "held", "node": node, **told})
+
+
+def run_host(settings: HostSettings) -> str:
+    """Run a host to its end in the calling thread; returns the reason it ended."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: HostSettings) -> str:
+    return await Host(settings).run()

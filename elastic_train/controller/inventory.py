@@ -1,0 +1,86 @@
+"""Which node holds which rank's snapshot of which step, and the newest step that can be put together from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One whole image of one rank on one node."""
+
+    node: str
+    image: str
+
+
+@dataclass(slots=True)
+class SnapshotSet:
+    """All images of one step of one generation."""
+
+    generation: int
+    step: int
+    world_size: int
+    holders: dict[int, dict[str, Held]] = field(default_factory=dict)
+    """rank -> node -> image"""
+
+    def complete(self, nodes: Collection[str]) -> bool:
+        """Whether each rank's image is on at least one of ``nodes``."""
+        return all(any(node in nodes for node in self.holders.get(rank, ())) for rank in range(self.world_size))
+
+    def copies(self, rank: int) -> int:
+        return len(self.holders.get(rank, ()))
+
+
+class Inventory:
+    """The coordinator's knowledge of all snapshots in the memory of all nodes."""
+
+    def __init__(self) -> None:
+        self._sets: dict[tuple[int, int], SnapshotSet] = {}
+        self._worlds: dict[int, int] = {}
+        self.descriptions: dict[tuple[int, int], str] = {}
+        """(generation, rank) -> JSON description of the rank's image"""
+
+    def open_generation(self, generation: int, world_size: int) -> None:
+        self._worlds[generation] = world_size
+
+    def describe(self, generation: int, rank: int, description: str) -> None:
+        self.descriptions[generation, rank] = description
+
+    def add(self, generation: int, rank: int, step: int, node: str, image: str) -> SnapshotSet | None:
+        """Record a whole image; None for a generation that is unknown or already given up."""
+        world = self._worlds.get(generation)
+        if world is None or not 0 <= rank < world:
+            return None
+        snapshots = self._sets.setdefault((step, generation), SnapshotSet(generation, step, world))
+        snapshots.holders.setdefault(rank, {})[node] = Held(node, image)
+        return snapshots
+
+    def newest_complete(self, nodes: Collection[str]) -> SnapshotSet | None:
+        """The newest step of which every rank's image is on one of ``nodes`` (of equal steps the newest generation)."""
+        for key in sorted(self._sets, reverse=True):
+            snapshots = self._sets[key]
+            described = all((snapshots.generation, rank) in self.descriptions for rank in range(snapshots.world_size))
+            if described and snapshots.complete(nodes):
+                return snapshots
+        return None
+
+    def supersede(self, finished: SnapshotSet) -> None:
+        """Forget every older image: once a step is finished, the buffers of the steps before it are written over."""
+        for key in [key for key in self._sets if key < (finished.step, finished.generation)]:
+            del self._sets[key]
+        for generation in [g for g in self._worlds if g < finished.generation]:
+            self._forget(generation)
+
+    def _forget(self, generation: int) -> None:
+        for rank in range(self._worlds.pop(generation)):
+            self.descriptions.pop((generation, rank), None)
+        for key in [key for key in self._sets if key[1] == generation]:
+            del self._sets[key]
+
+    def forget_image(self, node: str, image: str) -> None:
+        """An image turned out to be unusable."""
+        for snapshots in self._sets.values():
+            for holders in snapshots.holders.values():
+                if node in holders and holders[node].image == image:
+                    del holders[node]

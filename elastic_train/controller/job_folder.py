@@ -1,0 +1,125 @@
+"""The job folder: identity, journal of decisions, ledger of events, one line per finished step. All in job storage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from typing import Any
+
+from elastic_train import __version__
+from elastic_train.config.job import Job
+from elastic_train.storage.errors import AlreadyExists
+from elastic_train.storage.json_lines import JsonLines, read_json_lines
+from elastic_train.storage.store import Store, join
+
+FORMAT_VERSION = 1
+
+
+class JobMismatch(Exception):
+    """A job of this name exists and is another job; one sentence says in what."""
+
+
+def job_store(job: Job) -> Store:
+    """The store of the job's folder, ``<storage.uri>/<name>``."""
+    return Store.open(join(job.storage.uri, job.name), job.storage)
+
+
+def identity(job: Job) -> dict[str, Any]:
+    """What must not change between two submissions of one name: it decides the weights and the order of the samples."""
+    return {
+        "model": job.model.model_dump(mode="json"),
+        "seed": job.seed,
+        "sequence_length": job.data.sequence_length,
+        "global_batch": job.training.global_batch,
+        "micro_batch": job.training.micro_batch,
+        "precision": job.training.precision,
+    }
+
+
+def config_digest(job: Job) -> str:
+    """sha256 of the whole job file in canonical JSON."""
+    return hashlib.sha256(json.dumps(job.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
+class JobFolder:
+    """The coordinator's hand on the job folder. Its lines are appended without waiting for a slow store."""
+
+    def __init__(self, job: Job) -> None:
+        self.store = job_store(job)
+        self._job = job
+        self.journal = JsonLines(self.store, "journal.jsonl")
+        self.ledger = JsonLines(self.store, "ledger.jsonl")
+        self.steps = JsonLines(self.store, "steps.jsonl")
+
+    def open(self) -> dict[str, Any]:
+        """Create ``job.json``, or check that the one there is of the same job; returns its content.
+
+        Raises:
+            JobMismatch: the name belongs to a job with another model, data order or batch.
+            StorageError: the folder cannot be read or written.
+        """
+        record = {
+            "format_version": FORMAT_VERSION,
+            "name": self._job.name,
+            "created": time.time(),
+            "version": __version__,
+        }
+        record |= {"identity": identity(self._job), "config": self._job.as_dict()}
+        try:
+            self.store.create("job.json", json.dumps(record, indent=1).encode())
+        except AlreadyExists:
+            record = json.loads(self.store.read("job.json"))
+            self._check(record)
+        return record
+
+    def _check(self, record: dict[str, Any]) -> None:
+        if record["format_version"] != FORMAT_VERSION:
+            raise JobMismatch(
+                f"{self.store.uri}/job.json has format version {record['format_version']}; this program reads {FORMAT_VERSION}"
+            )
+        ours, theirs = identity(self._job), record["identity"]
+        changed = [f"{key}={ours[key]!r} (there: {theirs.get(key)!r})" for key in ours if ours[key] != theirs.get(key)]
+        if changed:
+            raise JobMismatch(
+                f"job {self._job.name!r} exists in {self.store.uri} with other settings: {'; '.join(changed)}; "
+                "give the new job another name"
+            )
+
+    def last_generation(self) -> int:
+        """The highest generation number ever used by this job, 0 for a new job."""
+        return max((line.get("generation", 0) for line in read_json_lines(self.store, "journal.jsonl")), default=0)
+
+    def mlflow_run_id(self) -> str | None:
+        """The MLflow run of the earlier submissions."""
+        lines = read_json_lines(self.store, "journal.jsonl")
+        return next((line["mlflow_run_id"] for line in reversed(lines) if "mlflow_run_id" in line), None)
+
+    def last_step(self) -> int:
+        """The newest step in ``steps.jsonl``, 0 when there is none."""
+        return max((line["step"] for line in read_json_lines(self.store, "steps.jsonl")), default=0)
+
+    def roll_back(self, step: int) -> int:
+        """Drop the lines of steps after ``step``; returns how many. They will be computed again, to the same values."""
+        dropped = self.last_step() - step
+        if dropped > 0:
+            self.steps.rewrite(lambda line: bool(line["step"] <= step))
+        return max(dropped, 0)
+
+    def decide(self, **decision: Any) -> None:
+        """Journal a decision before it takes effect."""
+        self.journal.append({"time": time.time(), **decision})
+
+    def record(self, event: str, **fields: Any) -> dict[str, Any]:
+        """Write an event to the ledger and return its line."""
+        line = {"time": time.time(), "event": event, **fields}
+        self.ledger.append(line)
+        return line
+
+    def flush(self) -> None:
+        for lines in (self.journal, self.ledger, self.steps):
+            lines.flush()
+
+    def close(self) -> None:
+        for lines in (self.journal, self.ledger, self.steps):
+            lines.close()

@@ -1,0 +1,123 @@
+"""What the coordinator knows of each host and of the generation that is running."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_train.config.layout import Layout
+from elastic_train.controller.wire import Connection, Message
+
+
+@dataclass(slots=True, eq=False)
+class HostRecord:
+    """One connected host."""
+
+    number: int
+    connection: Connection
+    pid: int
+    node: str
+    address: str
+    byte_address: tuple[str, int]
+    pool: str
+    joined: float
+    ready_since: float | None = None
+    trainer_pid: int | None = None
+    beats: int = 0
+    started_step: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.ready_since is not None
+
+    @property
+    def label(self) -> str:
+        """Short name for people: number, node and pid."""
+        return f"host {self.number} (node {self.node[:8]}, pid {self.pid})"
+
+
+@dataclass(slots=True)
+class Trouble:
+    """Why a generation ended, as first seen."""
+
+    kind: str
+    """host_lost, trainer_killed, exception, peer, hang, copy_failed, growth or start"""
+    detail: str
+    seen: float = field(default_factory=time.time)
+    traceback: str | None = None
+
+    # An echo (a peer's connection error, the failed copy to a dead partner) must not hide the cause that arrives later.
+    _ECHOES = ("peer", "copy_failed")
+
+    @property
+    def is_echo(self) -> bool:
+        return self.kind in self._ECHOES
+
+
+@dataclass(slots=True)
+class Generation:
+    """One membership and layout. ``members[rank]`` is the host of a rank."""
+
+    number: int
+    layout: Layout
+    members: list[HostRecord]
+    partners: list[list[HostRecord]]
+    start_step: int
+    cause: Trouble
+    formed: float = field(default_factory=time.time)
+    phases: dict[str, float] = field(default_factory=dict)
+    """slowest rank's seconds per phase: group, build, restore"""
+    restored: dict[str, int] = field(default_factory=dict)
+    """bytes read per kind of source, all ranks"""
+    finished_step: int = 0
+    first_step_at: float | None = None
+    stepped: dict[int, dict[int, Message]] = field(default_factory=dict)
+    """step -> rank -> what the trainer said of it"""
+    troubles: list[Trouble] = field(default_factory=list)
+    last_progress: float = field(default_factory=time.time)
+
+    def rank_of(self, host: HostRecord) -> int | None:
+        return self.members.index(host) if host in self.members else None
+
+    def copies_wanted(self, rank: int) -> int:
+        return 1 + len(self.partners[rank])
+
+
+def choose_partners(members: list[HostRecord], rank: int, count: int) -> list[HostRecord]:
+    """Up to ``count`` hosts, each on a different other node, for the copies of ``rank``'s snapshots.
+
+    The next nodes in the ring of nodes take them, and inside a node the host of the same position, so that the copies
+    spread evenly.
+    """
+    nodes: dict[str, list[HostRecord]] = {}
+    for member in members:
+        nodes.setdefault(member.node, []).append(member)
+    ring = list(nodes)
+    own = members[rank]
+    here, place = ring.index(own.node), nodes[own.node].index(own)
+    others = [ring[(here + hop) % len(ring)] for hop in range(1, min(count, len(ring) - 1) + 1)]
+    return [nodes[node][place % len(nodes[node])] for node in others]
+
+
+def order_members(hosts: list[HostRecord], wanted: int) -> list[HostRecord]:
+    """The ``wanted`` hosts that take part, in rank order: fullest nodes first, the hosts of a node side by side."""
+    nodes: dict[str, list[HostRecord]] = {}
+    for host in sorted(hosts, key=lambda host: host.number):
+        nodes.setdefault(host.node, []).append(host)
+    ordered = sorted(nodes.values(), key=lambda group: (-len(group), group[0].number))
+    return [host for group in ordered for host in group][:wanted]
+
+
+def step_line(generation: Generation, step: int, samples: list[int] | None) -> dict[str, Any]:
+    """The line of ``steps.jsonl`` for a finished step."""
+    said = generation.stepped[step]
+    first = said[min(said)]
+    line: dict[str, Any] = {key: first[key] for key in ("step", "loss", "grad_norm", "lr", "valid_tokens")}
+    line["seconds"] = max(message["seconds"] for message in said.values())
+    line["snapshot_seconds"] = max(message["snapshot_seconds"] for message in said.values())
+    line["stall_seconds"] = max(message["stall_seconds"] for message in said.values())
+    line |= {"generation": generation.number, "layout": str(generation.layout), "time": time.time()}
+    if samples is not None:
+        line["samples"] = samples
+    return line

@@ -1,0 +1,99 @@
+"""The coordinator as a Ray actor, and what a Ray process needs to become a host."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from elastic_train.checkpoint.errors import CheckpointError
+from elastic_train.config.job import Job
+from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.host import HostSettings, run_host
+from elastic_train.controller.job_folder import JobMismatch
+from elastic_train.controller.status import status_of
+from elastic_train.controller.tracking_feed import TrackingFeed
+from elastic_train.data.errors import DataError
+from elastic_train.storage.errors import StorageError
+
+NAMESPACE = "elastic_train"
+
+logger = logging.getLogger(__name__)
+
+
+def coordinator_name(job_name: str) -> str:
+    return f"coordinator/{job_name}"
+
+
+class CoordinatorActor:
+    """Runs one job's coordinator in the actor's event loop. Every method returns JSON-like values."""
+
+    def __init__(self, job: dict[str, Any], token: str) -> None:
+        self._job = Job.model_validate(job, strict=False)
+        self._token = token
+        self._controller: Any = None
+        self._events: list[dict[str, Any]] = []
+        self._coordinator: Coordinator | None = None
+        self._tracking = TrackingFeed(self._job)
+
+    async def start(self) -> dict[str, Any]:
+        """Open the job and listen; ``{"address": [ip, port]}``, or ``{"problem": sentence}`` when it cannot be opened."""
+        self._coordinator = Coordinator(self._job, ray.util.get_node_ip_address(), self._token, self._on_event)
+        self._coordinator.on_opened = self._tracking.start
+        try:
+            address = await self._coordinator.start()
+        except (JobMismatch, StorageError, DataError, CheckpointError) as error:
+            return {"problem": str(error)}
+        return {"address": list(address)}
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event["event"] != "step":
+            self._events = [*self._events[-49:], event]
+        self._tracking.on_event(event)
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def register_controller(self, controller: Any) -> None:
+        """Ray Train's controller actor, told by the scaling policy when it starts."""
+        self._controller = controller
+
+    async def controller(self) -> Any:
+        return self._controller
+
+    async def status(self) -> dict[str, Any]:
+        assert self._coordinator is not None
+        return {**status_of(self._coordinator, self._events), "tracking": self._tracking.status()}
+
+    async def stop(self, reason: str) -> None:
+        assert self._coordinator is not None
+        self._coordinator.stop(reason)
+
+    async def close(self) -> dict[str, Any]:
+        """Release everything; returns the last status."""
+        assert self._coordinator is not None
+        status = await self.status()
+        status["tracking"] = await self._tracking.close(status["state"])
+        await self._coordinator.close()
+        return status
+
+
+class HostLauncher:
+    """Makes the calling Ray process a host; returns the reason of its end. Small, as it travels to every worker."""
+
+    def __init__(self, job: dict[str, Any], address: tuple[str, int], token: str, run_id: str) -> None:
+        self._job, self._address, self._token, self._run_id = job, address, token, run_id
+
+    def __call__(self) -> str:
+        return run_host(
+            HostSettings(
+                coordinator=self._address,
+                token=self._token,
+                run_id=self._run_id,
+                node_id=ray.get_runtime_context().get_node_id(),
+                node_address=ray.util.get_node_ip_address(),
+                job=self._job,
+            )
+        )

@@ -1,0 +1,287 @@
+"""Running a job from a driver process: Ray, coordinator, Ray Train's ``fit()``, signals, and everything gone at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elastic_train.config.job import Job
+
+logger = logging.getLogger(__name__)
+
+Status = dict[str, Any]
+
+_POLL_SECONDS = 0.2
+_LEAVE_SECONDS = 20.0
+"""After the job's end: how long hosts may take to return before Ray Train's controller is ended."""
+_START_SECONDS = 120.0
+
+RAY_ENVIRONMENT = {
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # Drained nodes are ours to handle: Ray Train's own answer restarts the whole group.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class JobError(Exception):
+    """The job could not be started; one sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    state: str
+    """finished, failed or killed"""
+    message: str
+    step: int
+    job_folder: str
+    signal: int | None = None
+    traceback: str | None = None
+    tracking: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0 finished; 130/143 stopped by SIGINT/SIGTERM; 1 otherwise (a stop from outside is 143 as well)."""
+        if self.state == "finished":
+            return 0
+        if self.state == "killed":
+            return 128 + (self.signal or signal.SIGTERM)
+        return 1
+
+
+def absolute(job: Job) -> Job:
+    """The job with absolute local paths: hosts and actors run in other folders than the driver."""
+    storage = job.storage.model_copy(update={"uri": _absolute_uri(job.storage.uri)})
+    data = job.data.model_copy(update={"uri": _absolute_uri(job.data.uri)})
+    return job.model_copy(update={"storage": storage, "data": data})
+
+
+def _absolute_uri(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).resolve())
+
+
+def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status], None] | None = None) -> Outcome:
+    """Run ``job`` to its end on a Ray cluster and return how it ended.
+
+    Args:
+        address: of a running cluster ("auto" finds it); None: the cluster of ``RAY_ADDRESS``, else a local one is
+            started for this run.
+        on_status: called a few times per second with the job's status.
+
+    Raises:
+        JobError: the job cannot be started (name in use, other job in its folder, no storage).
+    """
+    job = absolute(job)
+    with _ray(job, address), _Signals() as signals:
+        run = _Run(job, signals, on_status or (lambda status: None))
+        try:
+            return run.follow()
+        finally:
+            run.close()
+
+
+@contextmanager
+def _ray(job: Job, address: str | None) -> Iterator[None]:
+    """A connection to the cluster for the time of the run."""
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    from elastic_train.controller.ray_actors import NAMESPACE
+
+    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.WARNING}
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is None:
+        options |= {"num_cpus": int(job.hosts.max * job.hosts.cpus) + 1, "include_dashboard": False}
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError) as error:
+        raise JobError(f"no Ray cluster at {address!r}: {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class _Signals:
+    """SIGINT and SIGTERM ask for a graceful stop; a second one ends the driver at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+class _Run:
+    """One run of one job: the coordinator actor, Ray Train's ``fit()`` in a thread, and the loop that watches both."""
+
+    def __init__(self, job: Job, signals: _Signals, on_status: Callable[[Status], None]) -> None:
+        self._job, self._signals, self._on_status = job, signals, on_status
+        self._token = secrets.token_hex(32)
+        self._run_id = secrets.token_hex(4)
+        self._ray_train_folder = tempfile.mkdtemp(prefix="elastic_train-ray-")
+        self._fit_error: BaseException | None = None
+        self._stop_sent = False
+        self._closed = False
+        self._coordinator = self._start_coordinator()
+
+    def _start_coordinator(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from elastic_train.controller.ray_actors import NAMESPACE, CoordinatorActor, coordinator_name
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        name = coordinator_name(self._job.name)
+        options = {"name": name, "namespace": NAMESPACE, "num_cpus": 0, "scheduling_strategy": here}
+        try:
+            return ray.remote(CoordinatorActor).options(**options).remote(self._job.as_dict(), self._token)
+        except ValueError as error:
+            if "already" in str(error):
+                raise JobError(
+                    f"job {self._job.name!r} is already running on this cluster; stop it or use another name"
+                ) from None
+            raise
+
+    def follow(self) -> Outcome:
+        import ray
+
+        started = ray.get(self._coordinator.start.remote(), timeout=_START_SECONDS)
+        if "problem" in started:
+            raise JobError(started["problem"])
+        status = self._status()
+        if not _ended(status):
+            fit = threading.Thread(
+                target=self._fit, args=(tuple(started["address"]),), name="ray-train-fit", daemon=True
+            )
+            fit.start()
+            while not _ended(status := self._status()) and fit.is_alive():
+                self._on_status(status)
+                self._pass_on_signal()
+                time.sleep(_POLL_SECONDS)
+            self._wait_for_hosts(fit)
+        return self._outcome()
+
+    def _status(self) -> Status:
+        import ray
+
+        try:
+            return dict(ray.get(self._coordinator.status.remote(), timeout=_START_SECONDS))
+        except ray.exceptions.RayError as error:
+            raise JobError(f"the coordinator of job {self._job.name!r} is gone: {error}") from error
+
+    def _pass_on_signal(self) -> None:
+        if self._signals.received is not None and not self._stop_sent:
+            self._stop_sent = True
+            self._coordinator.stop.remote(signal.Signals(self._signals.received).name)
+
+    def _fit(self, address: tuple[str, int]) -> None:
+        """Ray Train's part: starts, places and ranks the hosts, and keeps them until they return."""
+        try:
+            _host_trainer(
+                self._job, self._coordinator, address, self._token, self._run_id, self._ray_train_folder
+            ).fit()
+        except BaseException as error:
+            self._fit_error = error
+
+    def _wait_for_hosts(self, fit: threading.Thread) -> None:
+        """The hosts return by themselves; a group that is still waiting for machines is aborted."""
+        import ray
+
+        fit.join(timeout=_LEAVE_SECONDS if self._fit_started() else 0.0)
+        if fit.is_alive() and (controller := ray.get(self._coordinator.controller.remote())) is not None:
+            ray.kill(controller)
+            fit.join(timeout=_LEAVE_SECONDS)
+
+    def _fit_started(self) -> bool:
+        return bool(self._status()["hosts"]) or self._fit_error is not None
+
+    def _outcome(self) -> Outcome:
+        import ray
+
+        status = ray.get(self._coordinator.close.remote(), timeout=_START_SECONDS)
+        self._closed = True
+        self._on_status(status)
+        state, message = status["state"], status["message"]
+        if not _ended(status):
+            state, message = "failed", f"Ray Train ended before the job did: {self._fit_error or 'no error was given'}"
+        folder = f"{self._job.storage.uri.rstrip('/')}/{self._job.name}"
+        received = self._signals.received if self._stop_sent else None
+        return Outcome(
+            state, message, status["step"], folder, received, status["traceback"], status.get("tracking") or {}
+        )
+
+    def close(self) -> None:
+        """Leave no actor, no folder and no shared memory of this run behind."""
+        import ray
+
+        from elastic_train.controller.pool import sweep
+
+        try:
+            if not self._closed:
+                ray.get(self._coordinator.close.remote(), timeout=_LEAVE_SECONDS)
+        except ray.exceptions.RayError:
+            logger.warning("the coordinator was gone before it could close the job")
+        ray.kill(self._coordinator)
+        shutil.rmtree(self._ray_train_folder, ignore_errors=True)
+        sweep(Path(self._job.snapshot.directory))
+
+
+def _ended(status: Status) -> bool:
+    return status["state"] in ("finished", "failed", "killed")
+
+
+def _host_trainer(job: Job, coordinator: Any, address: tuple[str, int], token: str, run_id: str, folder: str) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    from elastic_train.controller.ray_actors import HostLauncher
+    from elastic_train.controller.ray_internals import HostPolicy, HostTrainer, ToleratesLostWorkers
+
+    run_host = HostLauncher(job.as_dict(), address, token, run_id)
+    seat = {"CPU": job.hosts.cpus} | ({"GPU": 1.0} if job.hosts.device == "cuda" else {})
+    scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=seat, use_gpu=job.hosts.device == "cuda")
+    policy = HostPolicy(
+        scaling,
+        job.hosts.min,
+        job.hosts.max,
+        job.hosts.start_wait_seconds,
+        run_host,
+        lambda controller: coordinator.register_controller.remote(controller),
+    )
+    run_config = RunConfig(
+        name=job.name,
+        storage_path=folder,
+        callbacks=[ToleratesLostWorkers()],
+        failure_config=FailureConfig(max_failures=-1),
+    )
+    return HostTrainer(run_host, policy, scaling, run_config)

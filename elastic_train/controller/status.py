@@ -1,0 +1,56 @@
+"""The job's state at a glance, as JSON values: what ``elastic-train status`` and the live view show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastic_train.controller.coordinator import Coordinator
+
+
+def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[str, Any]:
+    """A snapshot of the coordinator.
+
+    ``step`` is the newest finished step, ``loss``/``lr``/``grad_norm`` are its values, ``seconds`` its duration,
+    ``tokens_per_second`` follows from them. ``hosts`` has one entry per connected host.
+    """
+    generation = coordinator.generation
+    line = coordinator.last_line
+    status: dict[str, Any] = {
+        "name": coordinator.job.name,
+        "state": coordinator.state.value,
+        "message": coordinator.message,
+        "traceback": coordinator.traceback,
+        "step": coordinator.finished_step,
+        "steps": coordinator.job.training.steps,
+        "generation": generation.number if generation else 0,
+        "layout": str(generation.layout) if generation else "",
+        "hosts": _hosts(coordinator),
+        "spares": sum(host.ready for host in coordinator.hosts.values())
+        - (len(generation.members) if generation else 0),
+        "last_events": events[-10:],
+    }
+    status |= {key: line.get(key) for key in ("loss", "grad_norm", "lr", "seconds")}
+    if line:
+        status["tokens_per_second"] = line["valid_tokens"] / line["seconds"]
+    return status
+
+
+def _hosts(coordinator: Coordinator) -> list[dict[str, Any]]:
+    generation = coordinator.generation
+    hosts = []
+    for host in coordinator.hosts.values():
+        rank = generation.rank_of(host) if generation else None
+        state = "starting" if not host.ready else "spare" if rank is None else "training"
+        hosts.append(
+            {
+                "id": host.number,
+                "node": host.node,
+                "address": host.address,
+                "pid": host.pid,
+                "trainer_pid": host.trainer_pid,
+                "rank": rank,
+                "state": state,
+                "pool": host.pool,
+            }
+        )
+    return hosts

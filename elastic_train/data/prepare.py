@@ -1,0 +1,171 @@
+"""Text to token shards: train a tokenizer, encode, write shards, and last the manifest that makes them a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elastic_train.data.errors import DataError
+from elastic_train.data.manifest import MANIFEST, Inputs, Manifest, Shard, Skipped, Tokenizer, read_manifest
+from elastic_train.data.shards import read_blocks, write_shard
+from elastic_train.data.tokenizer import EOS, EOS_ID, encode_documents, sample_documents, train_tokenizer
+from elastic_train.storage.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import tokenizers
+
+    from elastic_train.config.job import StorageConfig
+    from elastic_train.data.corpus import Corpus, Document
+
+    Progress = Callable[[str, int, int], None]
+    """Called with (phase, bytes done, bytes in all); phases: read, tokenizer, encode."""
+
+TOKENIZER = "tokenizer.json"
+SHARD_TOKENS = 2**26
+BATCH_TOKENS = 2**18
+SAMPLE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A data set in storage. ``reused``: it was there already, made from the same inputs."""
+
+    uri: str
+    manifest: Manifest
+    digest: str
+    reused: bool
+
+
+def prepare(
+    corpus: Corpus,
+    out: str,
+    vocab_size: int,
+    *,
+    storage: StorageConfig | None = None,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    sample_bytes: int = SAMPLE_BYTES,
+    shard_tokens: int = SHARD_TOKENS,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Prepared:
+    """Makes the data set of ``corpus`` in the folder ``out`` (local or S3, ``storage`` has the endpoint).
+
+    The same corpus and settings give the same bytes. The tokenizer is trained on about ``sample_bytes`` of the corpus.
+    A folder that holds a data set of the same inputs is reused (made again when shards are missing); one of other
+    inputs is refused unless ``overwrite``.
+    Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
+    """
+    report = progress or (lambda phase, done, total: None)
+    store = Store.open(out, storage)
+    inputs = _inputs(corpus, vocab_size, sample_bytes, shard_tokens, batch_tokens, report)
+    if store.exists(MANIFEST):
+        manifest, digest = read_manifest(store)
+        if manifest.inputs_sha256 == inputs.digest() and _is_whole(store, manifest):
+            return Prepared(store.uri, manifest, digest, reused=True)
+        if not overwrite and manifest.inputs_sha256 != inputs.digest():
+            raise DataError(
+                f"{store.uri} holds a data set made from other inputs; choose another folder or allow overwriting"
+            )
+        store.delete(MANIFEST)  # first, so that a crash leaves no mixture that looks whole
+    report("tokenizer", 0, inputs.corpus_bytes)
+    tokenizer = train_tokenizer(sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes), vocab_size)
+    report("tokenizer", inputs.corpus_bytes, inputs.corpus_bytes)
+    text = tokenizer.to_str(pretty=True).encode() + b"\n"
+    store.write(TOKENIZER, [text])
+    entry = Tokenizer(
+        path=TOKENIZER,
+        sha256=hashlib.sha256(text).hexdigest(),
+        vocab_size=tokenizer.get_vocab_size(),
+        eos_id=EOS_ID,
+        eos_token=EOS,
+    )
+    return _write(store, corpus, tokenizer, entry, inputs, report)
+
+
+def _is_whole(store: Store, manifest: Manifest) -> bool:
+    """Whether every shard is there in its size. (Contents are checked by whoever reads them.)"""
+    sizes = {entry.path: entry.size for entry in store.list()}
+    return manifest.tokenizer.path in sizes and all(sizes.get(shard.path) == shard.bytes for shard in manifest.shards)
+
+
+def _inputs(corpus: Corpus, vocab_size: int, sample: int, shard: int, batch: int, report: Progress) -> Inputs:
+    """Reads the corpus once for its digest: every document's name and text, in order."""
+    digest = hashlib.sha256()
+    size, total = 0, corpus.total_bytes()
+    for document in corpus.documents():
+        name, data = document.name.encode(), document.text.encode()
+        digest.update(f"{len(name)} {len(data)} ".encode() + name + data)
+        size += len(data)
+        report("read", size, total)
+    if not size:
+        raise DataError(
+            f"corpus {corpus.name} has no text: "
+            f"{len(corpus.skipped)} of {len(corpus.names)} files are empty or not UTF-8"
+        )
+    for skipped in corpus.skipped:
+        digest.update(f"skipped {skipped.name} {skipped.reason}\n".encode())
+    return Inputs(
+        corpus=corpus.name,
+        corpus_sha256=digest.hexdigest(),
+        corpus_bytes=size,
+        vocab_size=vocab_size,
+        tokenizer_sample_bytes=sample,
+        shard_tokens=shard,
+        batch_tokens=batch,
+    )
+
+
+def _write(
+    store: Store, corpus: Corpus, tokenizer: tokenizers.Tokenizer, entry: Tokenizer, inputs: Inputs, report: Progress
+) -> Prepared:
+    dtype = "uint16" if entry.vocab_size <= 2**16 else "uint32"
+    shards: list[Shard] = []
+    with tempfile.TemporaryDirectory(prefix="elastic_train-") as folder:
+        for tokens, documents in _shards(tokenizer, corpus.documents(), dtype, inputs, report):
+            file = Path(folder) / "shard"
+            name = f"shard-{len(shards):05d}.arrow"
+            shard = write_shard(file, name, tokens, documents, inputs.batch_tokens)
+            store.write(name, read_blocks(file), size_hint=shard.bytes)
+            shards.append(shard)
+    manifest = Manifest(
+        tokenizer=entry,
+        dtype="uint16" if dtype == "uint16" else "uint32",
+        tokens=sum(shard.tokens for shard in shards),
+        documents=sum(shard.documents for shard in shards),
+        batch_tokens=inputs.batch_tokens,
+        shards=tuple(shards),
+        inputs=inputs,
+        inputs_sha256=inputs.digest(),
+        skipped=tuple(Skipped(name=item.name, reason=item.reason) for item in corpus.skipped),
+    )
+    store.write(MANIFEST, [manifest.to_bytes()])
+    return Prepared(store.uri, manifest, hashlib.sha256(manifest.to_bytes()).hexdigest(), reused=False)
+
+
+def _shards(
+    tokenizer: tokenizers.Tokenizer, documents: Iterator[Document], dtype: str, inputs: Inputs, report: Progress
+) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
+    """(tokens of a full shard, documents that end in it), cut at exactly ``shard_tokens``."""
+    parts: list[np.ndarray[Any, Any]] = []
+    held = ended = done = 0
+    for tokens, size in encode_documents(tokenizer, documents, dtype):
+        done += size
+        report("encode", done, inputs.corpus_bytes)
+        while held + len(tokens) >= inputs.shard_tokens:
+            room = inputs.shard_tokens - held
+            ended += room == len(tokens)
+            yield np.concatenate([*parts, tokens[:room]]), ended
+            parts, held, ended, tokens = [], 0, 0, tokens[room:]
+        if len(tokens):
+            parts.append(tokens)
+            held += len(tokens)
+            ended += 1
+    if parts:
+        yield np.concatenate(parts), ended

@@ -1,0 +1,88 @@
+"""The ``tp`` axis: projections cut by columns or rows, sequence parallelism between them (Megatron-LM, arXiv:2205.05198).
+
+Between blocks every rank holds only its tokens. Attention and feed-forward gather all tokens, compute with this rank's heads or
+columns, and scatter the sum. The logits are gathered. Everything is plain tensors and explicit collectives: DTensor would do the
+same at ten times the dispatch cost of a small step, most of it in the first step after a failure.
+
+Shape suffixes: B batch, T all tokens, D hidden size, V vocabulary; lower case (t, v) for this rank's part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from elastic_train.model.transformer import Transformer
+from elastic_train.parallel.mesh import ParallelMesh
+from elastic_train.parallel.shard import chunk_bounds
+from elastic_train.parallel.token_exchange import gather_logits, gather_tokens, scatter_sum
+
+COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens")
+"""Modules whose weight is cut in dim 0: outputs of the projections, rows of the vocabulary."""
+ROW = ("o_proj", "down_proj")
+"""Modules whose weight is cut in dim 1, their inputs."""
+
+
+def tensor_dim(name: str) -> int | None:
+    """The dim of parameter ``name`` that tensor parallelism cuts; None if every rank holds all of it (norms)."""
+    module = name.split(".")[-2]
+    return 0 if module in COLUMN else 1 if module in ROW else None
+
+
+class VocabularyEmbedding(nn.Module):
+    """Rows ``start .. start + len(weight)`` of the embedding; ids outside give zeros, so that the sum over ranks is the lookup."""
+
+    def __init__(self, weight: nn.Parameter, start: int) -> None:
+        super().__init__()
+        self.weight = weight
+        self.start = start
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        rows_BT = ids_BT - self.start
+        foreign_BT = (rows_BT < 0) | (rows_BT >= self.weight.shape[0])
+        x_BTD = F.embedding(rows_BT.masked_fill(foreign_BT, 0), self.weight)
+        return x_BTD.masked_fill(foreign_BT[..., None], 0.0)
+
+
+def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
+    """Cut the meta parameters of ``model`` and insert the collectives, in place; a stage then passes on its tokens only."""
+    group, size, index = mesh.tensor_group, mesh.layout.tp, mesh.place.tp
+    for name, module in list(model.named_modules()):
+        dim = tensor_dim(f"{name}.weight") if isinstance(module, nn.Linear | nn.Embedding) else None
+        if dim is not None:
+            module.weight = _cut(module.weight, dim, size, index)
+    decoder = model.model
+    if isinstance(decoder.embed_tokens, nn.Embedding):
+        start, _ = chunk_bounds(model.config.vocab_size, size, index)
+        decoder.embed_tokens = VocabularyEmbedding(decoder.embed_tokens.weight, start)
+        decoder.embed_tokens.register_forward_hook(lambda module, inputs, x_BTD: scatter_sum(x_BTD, group))
+    for block in model.blocks.values():
+        for branch, output in (("self_attn", "self_attn.o_proj"), ("mlp", "mlp.down_proj")):
+            block.get_submodule(branch).register_forward_pre_hook(lambda module, inputs: gather_tokens(inputs[0], group))
+            block.get_submodule(output).register_forward_hook(lambda module, inputs, x_BTD: scatter_sum(x_BTD, group))
+    if model.lm_head is not None:
+        vocabulary = model.config.vocab_size
+        model.lm_head.register_forward_pre_hook(lambda module, inputs: gather_tokens(inputs[0], group))
+        model.lm_head.register_forward_hook(lambda module, inputs, x_BTv: gather_logits(x_BTv, vocabulary, group))
+    model.tie()
+
+
+def sum_replicated_gradients(gradients: dict[str, Tensor], mesh: ParallelMesh) -> None:
+    """Sum, in place, the gradients of parameters that every tensor rank holds: each rank has seen its own tokens only."""
+    replicated = [gradient for name, gradient in gradients.items() if tensor_dim(name) is None and gradient.numel()]
+    if mesh.layout.tp == 1 or not replicated:
+        return
+    # One collective for all of them; they are a few vectors per layer.
+    flat = torch.cat([gradient.flatten() for gradient in replicated])
+    dist.all_reduce(flat, group=mesh.tensor_group)
+    parts = flat.split([gradient.numel() for gradient in replicated])
+    torch._foreach_copy_(replicated, [part.view_as(gradient) for part, gradient in zip(parts, replicated, strict=True)])
+
+
+def _cut(weight: Any, dim: int, size: int, index: int) -> nn.Parameter:
+    start, end = chunk_bounds(weight.shape[dim], size, index)
+    return nn.Parameter(weight.detach().narrow(dim, start, end - start).clone(memory_format=torch.contiguous_format))

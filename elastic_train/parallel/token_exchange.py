@@ -1,0 +1,97 @@
+"""Collectives of tensor parallelism with their gradients. Every rank of the group calls them in the same order.
+
+Shape suffixes: B batch, T all tokens, D width, V vocabulary; lower case (t, v) for this rank's part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from elastic_train.parallel.shard import chunk_bounds
+
+
+# Renamed in torch 2.13; the old names still exist there, and warn.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x_BTD of all ranks' tokens. Gradient: summed over the ranks, each keeps its tokens."""
+    out: Tensor = _GatherTokens.apply(x_BtD, group)
+    return out
+
+
+def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's tokens of the sum over ranks, x_BtD. Gradient: gathered. T is a multiple of the number of ranks."""
+    out: Tensor = _ScatterSum.apply(x_BTD, group)
+    return out
+
+
+def gather_logits(x_BTv: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Tensor:
+    """x_BTV from unequal parts of the vocabulary. Gradient: this rank's part (all ranks compute the same loss from it)."""
+    out: Tensor = _GatherLogits.apply(x_BTv, vocabulary, group)
+    return out
+
+
+def _all_gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    size = dist.get_world_size(group)
+    gathered = x_BtD.new_empty(size * x_BtD.shape[0], *x_BtD.shape[1:])
+    _all_gather(gathered, x_BtD.contiguous(), group=group)
+    return gathered.unflatten(0, (size, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    size = dist.get_world_size(group)
+    parts_PBtD = x_BTD.unflatten(1, (size, -1)).transpose(0, 1)
+    out_BtD = x_BTD.new_empty(parts_PBtD.shape[1:])
+    _reduce_scatter(out_BtD, parts_PBtD.flatten(0, 1), group=group)
+    return out_BtD
+
+
+class _GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_gather_tokens(x_BtD, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor, None]:
+        return _reduce_scatter_tokens(gradient_BTD, ctx.group), None
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _reduce_scatter_tokens(x_BTD, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BtD: Tensor) -> tuple[Tensor, None]:
+        return _all_gather_tokens(gradient_BtD, ctx.group), None
+
+
+class _GatherLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTv: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Tensor:
+        size, index = dist.get_world_size(group), dist.get_rank(group)
+        ctx.bounds = chunk_bounds(vocabulary, size, index)
+        widest = chunk_bounds(vocabulary, size, 0)[1]
+        # Collectives need equal parts: the last ones are padded to the first one's width, and the padding is cut off.
+        padded_vBT = x_BTv.new_zeros(widest, *x_BTv.shape[:2])
+        padded_vBT[: x_BTv.shape[2]] = x_BTv.permute(2, 0, 1)
+        gathered_VBT = x_BTv.new_empty(size * widest, *x_BTv.shape[:2])
+        _all_gather(gathered_VBT, padded_vBT, group=group)
+        return gathered_VBT[:vocabulary].permute(1, 2, 0).contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTV: Tensor) -> tuple[Tensor, None, None]:
+        start, end = ctx.bounds
+        return gradient_BTV[..., start:end].contiguous(), None, None

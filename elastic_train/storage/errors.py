@@ -1,0 +1,23 @@
+"""What can go wrong with storage, said in one sentence."""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """An operation on ``uri`` failed for good; ``str()`` is one sentence with the URI and the cause."""
+
+    def __init__(self, uri: str, cause: str) -> None:
+        super().__init__(f"{uri}: {cause}")
+        self.uri = uri
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[StorageError], tuple[str, str]]:
+        return type(self), (self.uri, self.cause)
+
+
+class NotFound(StorageError):
+    """The object does not exist."""
+
+
+class AlreadyExists(StorageError):
+    """A conditional create found the object there."""

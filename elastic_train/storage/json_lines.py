@@ -1,0 +1,203 @@
+"""Append-only logs of JSON objects, one per line, in any store."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from elastic_train.storage.errors import NotFound, StorageError
+from elastic_train.storage.store import Store, join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UPLOAD_SHARE = 0.1
+"""Most of the time that may go into putting a growing S3 object again."""
+
+
+def read_json_lines(store: Store, path: str) -> list[dict[str, Any]]:
+    """The objects of a log, [] when there is none. A last line that was torn by a crash is left out."""
+    try:
+        data = store.read(path)
+    except NotFound:
+        return []
+    return [_parse(store, path, number, line) for number, line in enumerate(_whole_lines(data), start=1)]
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    """Lines with their newline. A last line without one counts when it is a whole object after all."""
+    lines = data.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        try:
+            json.loads(lines[-1])
+            lines[-1] += b"\n"
+        except ValueError:
+            lines.pop()
+    return lines
+
+
+def _parse(store: Store, path: str, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise StorageError(join(store.uri, path), f"line {number} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise StorageError(join(store.uri, path), f"line {number} is not a JSON object")
+    return value
+
+
+class JsonLines:
+    """One writer of a log; :meth:`append` never raises and never waits for the network.
+
+    On a file system every line is appended at once (it outlives the process, not a power cut). In S3, which has no
+    append, a background thread puts the whole object again: at most every ``interval_seconds``, less often once a
+    put takes longer than a tenth of that.
+    Lines that could not be written stay in memory and are tried again; :meth:`flush` and :meth:`close` say so.
+    """
+
+    def __init__(self, store: Store, path: str, interval_seconds: float = 5.0) -> None:
+        self.uri = join(store.uri, path)
+        self._store, self._path, self._interval = store, path, interval_seconds
+        self._changed = threading.Condition()
+        self._pending: list[bytes] = []
+        self._error: StorageError | None = None
+        self._closed = False
+        self._local = store.local_path(path) is not None
+        self._kept: list[bytes] = []  # S3: what the object holds, line by line
+        self._thread: threading.Thread | None = None
+        self._urgent = self._putting = self._rewritten = False
+        self._open()
+
+    def _open(self) -> None:
+        """Takes over what is there; a line that a crash has torn is cut off, or the next one would continue it."""
+        try:
+            data = self._store.read(self._path)
+        except NotFound:
+            return
+        lines = _whole_lines(data)
+        if b"".join(lines) != data:
+            self._store.write(self._path, lines)
+        if not self._local:
+            self._kept = lines
+
+    @property
+    def error(self) -> StorageError | None:
+        """Why the last write failed; None after one that worked."""
+        return self._error
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Adds one object. Raises ``ValueError`` or ``TypeError`` when it is not JSON (NaN is written as such)."""
+        data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+        with self._changed:
+            if self._closed:
+                raise ValueError(f"{self.uri}: the log is closed")
+            self._pending.append(data)
+            if self._local:
+                self._write_local()
+            else:
+                self._start_thread()
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Returns when every line is in storage; :class:`StorageError` when one is not within ``timeout`` seconds."""
+        with self._changed:
+            if self._local:
+                self._write_local()
+            elif self._dirty():
+                self._flush_remote(timeout)
+            if self._dirty():
+                cause = self._error.cause if self._error else f"not written within {timeout:g} seconds"
+                raise StorageError(self.uri, f"{len(self._pending)} new lines are not in storage yet: {cause}")
+
+    def close(self, timeout: float = 60.0) -> None:
+        """:meth:`flush`, then no more lines are taken. Raises like it; lines left over are lost then."""
+        try:
+            self.flush(timeout)
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+
+    def rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Drops the lines for which ``keep`` is false, in storage too. Raises :class:`StorageError`."""
+        self.flush()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._putting)  # a put under way would bring the dropped lines back
+            lines = _whole_lines(self._read()) if self._local else self._kept
+            kept = [
+                line
+                for number, line in enumerate(lines, start=1)
+                if keep(_parse(self._store, self._path, number, line))
+            ]
+            if len(kept) == len(lines):
+                return
+            if self._local:
+                self._store.write(self._path, kept)
+                return
+            self._kept, self._rewritten = kept, True
+        self.flush()
+
+    def _read(self) -> bytes:
+        try:
+            return self._store.read(self._path)
+        except NotFound:
+            return b""
+
+    def _dirty(self) -> bool:
+        return bool(self._pending) or self._rewritten
+
+    def _write_local(self) -> None:
+        if not self._pending:
+            return
+        try:
+            self._store.append(self._path, b"".join(self._pending))
+        except StorageError as error:
+            self._error = error
+        else:
+            self._pending.clear()
+            self._error = None
+
+    def _flush_remote(self, timeout: float) -> None:
+        self._start_thread()
+        self._error = None
+        self._urgent = True
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: not self._dirty() or self._error is not None, timeout)
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._put_forever, name=f"log {self._path}", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _put_forever(self) -> None:
+        not_before = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dirty() or self._closed)
+                # flush() skips the pause
+                self._changed.wait_for(lambda: self._urgent or self._closed, max(0.0, not_before - time.monotonic()))
+                if self._closed and not self._urgent:
+                    return
+                self._urgent, self._putting = False, True
+                taken = len(self._pending)
+                lines = self._kept + self._pending
+            started = time.monotonic()
+            error = self._put(lines)
+            took = time.monotonic() - started
+            not_before = time.monotonic() + max(self._interval, took / UPLOAD_SHARE)
+            with self._changed:
+                self._error, self._putting = error, False
+                if error is None:
+                    self._kept = lines
+                    del self._pending[:taken]
+                    self._rewritten = False
+                self._changed.notify_all()
+
+    def _put(self, lines: list[bytes]) -> StorageError | None:
+        try:
+            self._store.write(self._path, [b"".join(lines)])
+        except StorageError as error:
+            return error
+        return None

@@ -1,0 +1,40 @@
+"""Local gradients, their global norm, and clipping."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from elastic_train.parallel.data import local_part
+
+
+@torch.no_grad()
+def local_gradients(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """This rank's part of each gradient, by name."""
+    gradients: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        if parameter.grad is None:
+            raise RuntimeError(f"parameter {name} took no part in the step: it has no gradient")
+        gradients[name] = local_part(parameter.grad)
+    return gradients
+
+
+@torch.no_grad()
+def squared_norm(gradients: dict[str, Tensor], copies: dict[str, int]) -> Tensor:
+    """float64 scalar: this rank's share of the squared L2 norm; shares of all ranks add up to the global one.
+
+    ``copies``: how many ranks hold the same part of a tensor; each of them counts that fraction of it.
+    """
+    names = [name for name, gradient in gradients.items() if gradient.numel()]
+    if not names:
+        return torch.zeros((), dtype=torch.float64)
+    norms = torch.stack(torch._foreach_norm([gradients[name] for name in names])).double()
+    weights = torch.tensor([1.0 / copies[name] for name in names], dtype=torch.float64, device=norms.device)
+    return (norms.square() * weights).sum()
+
+
+@torch.no_grad()
+def clip(gradients: dict[str, Tensor], norm: float, limit: float | None) -> None:
+    """Scale the gradients in place so that their global norm, now ``norm``, is at most ``limit``."""
+    if limit is not None and norm > limit:
+        torch._foreach_mul_(list(gradients.values()), limit / norm)

@@ -1,0 +1,141 @@
+"""A coordinator in this process and hosts as plain processes: everything of the controller except Ray.
+
+Hosts get made-up node ids, so one machine plays several nodes; each "node" has its own snapshot pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elastic_train.config.job import Job
+from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.pool import sweep
+from elastic_train.controller.status import status_of
+
+HOST_PROGRAM = """
+import json, sys
+from elastic_train.controller.host import HostSettings, run_host
+settings = json.load(sys.stdin)
+settings["coordinator"] = tuple(settings["coordinator"])
+print(run_host(HostSettings(**settings)), flush=True)
+"""
+
+
+class LocalJob:
+    """One run of one job. Use as a context manager; ``hosts`` maps names to processes."""
+
+    token = "test-token"
+
+    def __init__(self, job: Job, run_id: str = "run0") -> None:
+        self.job = job
+        self.run_id = run_id
+        self.hosts: dict[str, subprocess.Popen[str]] = {}
+        self.events: list[dict[str, Any]] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> LocalJob:
+        self._thread.start()
+        self.coordinator: Coordinator = self._call(self._make())
+        self.address: tuple[str, int] = self._call(self.coordinator.start())
+        return self
+
+    async def _make(self) -> Coordinator:
+        return Coordinator(self.job, "127.0.0.1", self.token, self.events.append)
+
+    def _call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
+
+    def start_host(self, name: str, node: str) -> subprocess.Popen[str]:
+        settings = {
+            "coordinator": list(self.address),
+            "token": self.token,
+            "run_id": self.run_id,
+            "node_id": node,
+            "node_address": "127.0.0.1",
+            "job": self.job.as_dict(),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOST_PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(settings))
+        process.stdin.close()
+        self.hosts[name] = process
+        return process
+
+    def status(self) -> dict[str, Any]:
+        async def ask() -> dict[str, Any]:
+            return status_of(self.coordinator, self.events)
+
+        return dict(self._call(ask()))
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 120.0) -> dict[str, Any]:
+        """Poll the status until ``condition``; fails when the job ends or time runs out first."""
+        deadline = time.monotonic() + seconds
+        while not condition(status := self.status()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"gave up waiting after {seconds} s: {status}")
+            if status["state"] in ("finished", "failed", "killed"):
+                raise AssertionError(f"the job ended first: {status}")
+            time.sleep(0.02)
+        return status
+
+    def wait_step(self, step: int, seconds: float = 120.0) -> dict[str, Any]:
+        return self.wait(lambda status: status["step"] >= step, seconds)
+
+    def finish(self, seconds: float = 180.0) -> dict[str, Any]:
+        """Wait for the end of the job and of the hosts that are left."""
+
+        async def ended() -> None:
+            await asyncio.wait_for(self.coordinator.ended.wait(), seconds)
+
+        asyncio.run_coroutine_threadsafe(ended(), self._loop).result(seconds + 5)
+        for process in self.hosts.values():
+            process.wait(timeout=30)
+        return self.status()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self.coordinator.stop, "test")
+
+    def kill_host(self, name: str) -> None:
+        self.hosts[name].send_signal(signal.SIGKILL)
+
+    def trainer_pids(self) -> list[int]:
+        return [host["trainer_pid"] for host in self.status()["hosts"] if host["trainer_pid"]]
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self.hosts.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        self._call(self.coordinator.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        sweep(Path(self.job.snapshot.directory))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Lines of steps.jsonl, ledger.jsonl or journal.jsonl."""
+        path = Path(self.job.storage.uri) / self.job.name / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

