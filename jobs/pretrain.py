@@ -2,7 +2,7 @@
 
     ray job submit --working-dir . -- python jobs/pretrain.py --config jobs/configs/quickstart.yaml [section.key=value]
 
-The same as `elastic-train train` on the cluster that the job was submitted to. Relative paths of the job file start from
+The same as `elastic-train train` on the cluster the job was submitted to. Relative paths of the job file start from
 $ELASTIC_TRAIN_HOME, or from ~/elastic_train where Ray has unpacked this folder (Ray deletes its copy). SIGTERM and
 SIGINT lead to a last checkpoint. Exit codes as for `elastic-train`.
 """

@@ -14,6 +14,12 @@ def s3_server() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def s3_bucket(s3_server: S3Server) -> str:
+    """A bucket that the tests share; each works below a prefix of its own."""
+    return s3_server.create_bucket("shared")
+
+
 @pytest.fixture
 def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """The server, with its credentials in the environment of the test."""

@@ -1,8 +1,8 @@
 """Runs a function on N gloo ranks, forked from one warm process that has torch and the engine imported.
 
-``run_ranks(function, 4, args...)`` calls ``function(rank, args...)`` on four ranks inside an initialised process group and returns
-the four results. ``function`` must be importable by name. Fork is safe because the warm process itself never starts a process
-group or an autograd thread; pytest's own process may, so ranks are never forked from it.
+``run_ranks(function, 4, args...)`` calls ``function(rank, args...)`` on four ranks inside an initialised process group
+and returns the four results. ``function`` must be importable by name. Fork is safe because the warm process itself
+never starts a process group or an autograd thread; pytest's own process may, so ranks are never forked from it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _server: RankServer | None = None
 
 
 def run_ranks(function: Callable[..., Any], world: int, *arguments: Any, timeout: float = 90.0) -> list[Any]:
-    """Results of ``function(rank, *arguments)`` on ``world`` ranks, in rank order. Raises RankError; no rank survives the call."""
+    """Results of ``function(rank, *arguments)``, in rank order. Raises RankError; no rank survives the call."""
     global _server
     if _server is None:
         _server = RankServer()
@@ -73,7 +73,9 @@ def run_ranks(function: Callable[..., Any], world: int, *arguments: Any, timeout
     return _server.run(function, world, arguments, timeout)
 
 
-def _rank_main(rank: int, module: str, name: str, world: int, arguments: tuple[Any, ...], timeout: float, folder: str) -> None:
+def _rank_main(
+    rank: int, module: str, name: str, world: int, arguments: tuple[Any, ...], timeout: float, folder: str
+) -> None:
     import torch
     import torch.distributed as dist
 

@@ -54,7 +54,7 @@ class S3Server:
         )
 
     def create_bucket(self, name: str) -> str:
-        """Creates a bucket (the package never does) and returns its name."""
+        """Creates a bucket (the package never does) and returns its name. Each takes 7 of the server's 500 volumes."""
         self.client().create_bucket(Bucket=name)
         return name
 
@@ -81,6 +81,10 @@ def _is_free(port: int) -> bool:
     return True
 
 
+def _identity(name: str, access_key: str, secret_key: str, *actions: str) -> dict[str, Any]:
+    return {"name": name, "credentials": [{"accessKey": access_key, "secretKey": secret_key}], "actions": list(actions)}
+
+
 def _weed() -> str:
     beside = Path(sys.executable).with_name("weed")
     found = str(beside) if beside.exists() else shutil.which("weed")
@@ -92,9 +96,10 @@ def _weed() -> str:
 def _command(folder: Path, s3: int, master: int, volume: int, filer: int) -> list[str]:
     return [
         _weed(), "-logtostderr", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
-        f"-s3.config={folder / 's3.json'}", f"-s3.port={s3}", "-s3.port.iceberg=0", f"-master.port={master}",
-        f"-volume.port={volume}", f"-filer.port={filer}", "-master.volumeSizeLimitMB=1024", "-volume.max=50",
-        "-master.telemetry=false",
+        f"-s3.config={folder / 's3.json'}", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+        f"-s3.localSocket={folder / 's3.sock'}", f"-filer.localSocket={folder / 'filer.sock'}",
+        f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
+        "-master.volumeSizeLimitMB=1024", "-volume.max=500", "-master.telemetry=false",
     ]  # fmt: skip
 
 
@@ -112,15 +117,17 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextmanager
 def running_s3_server(access_key: str = "test-access", secret_key: str = "test-secret-Zu9vQ") -> Iterator[S3Server]:
-    """Starts a server in a temporary folder; it is killed and its folder removed at the end."""
+    """Starts a server in a temporary folder; it is killed and its folder removed at the end.
+
+    The access key with ``-reader`` after it, and the same secret, may only read.
+    """
     with tempfile.TemporaryDirectory(prefix="s3-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        identity = {
-            "name": "test",
-            "credentials": [{"accessKey": access_key, "secretKey": secret_key}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        }
-        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        identities = [
+            _identity("owner", access_key, secret_key, "Admin", "Read", "Write", "List", "Tagging"),
+            _identity("reader", f"{access_key}-reader", secret_key, "Read", "List"),
+        ]
+        (folder / "s3.json").write_text(json.dumps({"identities": identities}))
         ports = free_ports(4)
         url = f"http://127.0.0.1:{ports[0]}"
         log = folder / "server.log"

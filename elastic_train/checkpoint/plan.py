@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from elastic_train.checkpoint.capture import dtype_name, dtype_of
 from elastic_train.checkpoint.description import Chunk, Description, union_volume
-from elastic_train.checkpoint.errors import RestoreError
+from elastic_train.checkpoint.errors import CheckpointError, RestoreError
 from elastic_train.parallel.shard import LocalShard
 
 
@@ -45,6 +45,8 @@ class Need:
 
     copies: list[tuple[int, int]]
     pieces: list[Piece] = field(default_factory=list)
+    error: CheckpointError | None = None
+    """Why the copy that was tried last could not be read."""
 
 
 def plan(

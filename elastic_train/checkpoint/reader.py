@@ -75,19 +75,18 @@ def restore(
     """
     pending = plan(state, parts, expected_keys, ignore)
     result = Restored()
-    usable: dict[int, bool] = dict.fromkeys(range(len(parts)), True)
+    unusable: set[int] = set()
     spoilt: set[tuple[int, int]] = set()
-    last_error: CheckpointError | None = None
     while pending:
-        reads = _choose(pending, parts, usable, spoilt, rank, last_error)
+        reads = _choose(pending, parts, unusable, spoilt, rank)
         pending = []
         for read, error in _execute(state, parts, reads, threads, result):
-            last_error = error
+            read.need.error = error
             pending.append(read.need)
             if isinstance(error, DamagedChunk):
                 spoilt.add((read.part, read.index))
             else:
-                usable[read.part] = False
+                unusable.add(read.part)
             if str(error) not in result.passed_over:
                 result.passed_over.append(str(error))
     for part in parts:
@@ -97,28 +96,32 @@ def restore(
 
 
 def _choose(
-    needs: Sequence[Need],
-    parts: Sequence[Part],
-    usable: Mapping[int, bool],
-    spoilt: set[tuple[int, int]],
-    rank: int,
-    last_error: CheckpointError | None,
+    needs: Sequence[Need], parts: Sequence[Part], unusable: set[int], spoilt: set[tuple[int, int]], rank: int
 ) -> list[_Read]:
-    """The copy to read of each chunk: nearest, then the part with the fewest bytes so far, then by rank."""
-    load: Counter[int] = Counter()
-    reads = []
+    """The copy to read of each chunk. Chunks with the same equally near copies are dealt out to these in equal runs."""
+    groups: dict[tuple[int, ...], list[tuple[Need, list[tuple[int, int]]]]] = {}
     for need in needs:
-        copies = [place for place in need.copies if usable[place[0]] and place not in spoilt]
+        copies = [place for place in need.copies if place[0] not in unusable and place not in spoilt]
         if not copies:
-            raise last_error or RestoreError([f"no source is left for {need.pieces[0].key}"])
-        p, c = min(
-            copies, key=lambda place: (parts[place[0]].source.distance, load[place[0]], (place[0] - rank) % len(parts))
-        )
-        chunk = parts[p].description.chunks[c]
-        begin, end = (0, chunk.nbytes) if parts[p].checksums else _byte_range(chunk, need.pieces)
-        load[p] += end - begin
-        reads.append(_Read(need, p, c, chunk.byte_offset + begin, chunk.byte_offset + end))
+            raise need.error or RestoreError([f"no source is left for {need.pieces[0].key}"])
+        nearest = min(parts[p].source.distance for p, _ in copies)
+        copies = [place for place in copies if parts[place[0]].source.distance == nearest]
+        groups.setdefault(tuple(p for p, _ in copies), []).append((need, copies))
+    reads = []
+    for group in groups.values():
+        total = sum(_chunk(parts, copies[0]).nbytes for _, copies in group)
+        done = 0
+        for need, copies in group:
+            p, c = copies[(done * len(copies) // total + rank) % len(copies)]
+            chunk = _chunk(parts, (p, c))
+            begin, end = (0, chunk.nbytes) if parts[p].checksums else _byte_range(chunk, need.pieces)
+            reads.append(_Read(need, p, c, chunk.byte_offset + begin, chunk.byte_offset + end))
+            done += chunk.nbytes
     return reads
+
+
+def _chunk(parts: Sequence[Part], place: tuple[int, int]) -> Chunk:
+    return parts[place[0]].description.chunks[place[1]]
 
 
 def _byte_range(chunk: Chunk, pieces: Sequence[Piece]) -> tuple[int, int]:

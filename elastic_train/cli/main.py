@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from elastic_train.cli import checkpoint, data, jobs
+from elastic_train.cli.quickstart import quickstart
 from elastic_train.cli.guard import GuardedGroup
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _command in (
+    ("quickstart", quickstart),
     ("validate", jobs.validate),
     ("train", jobs.train),
     ("submit", jobs.submit),

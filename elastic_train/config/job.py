@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+TRACKING_SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
+"""What MLflow takes; it refuses plain folders."""
 AxisSize = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 
@@ -205,6 +207,13 @@ class TrackingConfig(Section):
         default=None, description="MLflow tracking URI; default: sqlite file beside the job folders"
     )
     experiment: str = "elastic_train"
+
+    @field_validator("uri")
+    @classmethod
+    def _uri(cls, uri: str | None) -> str | None:
+        if uri is not None and not uri.startswith(TRACKING_SCHEMES):
+            raise ValueError(f"must start with one of {', '.join(TRACKING_SCHEMES)}")
+        return uri
 
 
 class LogConfig(Section):

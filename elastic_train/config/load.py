@@ -140,7 +140,7 @@ def _sentences(details: ErrorDetails, data: dict[str, Any]) -> list[str]:
     if isinstance(cause, ValueError):
         named = path and not isinstance(value, dict)
         return [f"{path}={_show(value)}: {cause}" if named else f"{path}: {cause}" if path else str(cause)]
-    if details["type"] == "missing":
+    if details["type"] == "missing" and value is None:
         return [f"{path}: is required: {accepted(annotation, metadata)}{f' ({description})' if description else ''}"]
     return [f"{path}={_show(value)}: must be {accepted(annotation, metadata)}"]
 

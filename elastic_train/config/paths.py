@@ -26,7 +26,13 @@ def anchored(job: Job, base: Path) -> Job:
     """The job with relative local paths below ``base``: workers run in folders of their own."""
     data = job.data.model_copy(update={"uri": _absolute(job.data.uri, base)})
     storage = job.storage.model_copy(update={"uri": _absolute(job.storage.uri, base)})
-    return job.model_copy(update={"data": data, "storage": storage})
+    tracking = job.tracking.model_copy(update={"uri": _absolute_sqlite(job.tracking.uri, base)})
+    return job.model_copy(update={"data": data, "storage": storage, "tracking": tracking})
+
+
+def _absolute_sqlite(uri: str | None, base: Path) -> str | None:
+    path = uri.removeprefix("sqlite:///") if uri else ""
+    return uri if not path or path == uri else f"sqlite:///{base / path}"
 
 
 def _absolute(uri: str, base: Path) -> str:

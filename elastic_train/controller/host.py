@@ -7,6 +7,7 @@ order, and when the connection ends or falls silent the host kills its trainer b
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -46,11 +47,11 @@ class HostSettings:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the network interface that has ``address``."""
+    """Name of the network interface that has ``address`` (the whole of 127.0.0.0/8 is ``lo``'s)."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             return name
-    return None
+    return "lo" if ipaddress.ip_address(address).is_loopback else None
 
 
 class Host:

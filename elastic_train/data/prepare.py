@@ -14,6 +14,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import MANIFEST, Inputs, Manifest, Shard, Skipped, Tokenizer, read_manifest
 from elastic_train.data.shards import read_blocks, write_shard
 from elastic_train.data.tokenizer import EOS, EOS_ID, encode_documents, sample_documents, train_tokenizer
+from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
@@ -131,7 +132,12 @@ def _write(
         for tokens, documents in _shards(tokenizer, corpus.documents(), dtype, inputs, report):
             file = Path(folder) / "shard"
             name = f"shard-{len(shards):05d}.arrow"
-            shard = write_shard(file, name, tokens, documents, inputs.batch_tokens)
+            try:
+                shard = write_shard(file, name, tokens, documents, inputs.batch_tokens)
+            except OSError as error:
+                raise StorageError(
+                    str(file), f"cannot write shard {len(shards)} to the temporary folder: {error}"
+                ) from error
             store.write(name, read_blocks(file), size_hint=shard.bytes)
             shards.append(shard)
     manifest = Manifest(

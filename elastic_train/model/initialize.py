@@ -1,6 +1,7 @@
 """Initial weights that do not depend on the layout: every block of rows has its own random stream.
 
-A tensor is cut into blocks of rows by its global shape alone. A rank generates the blocks that its shard touches and keeps its part.
+A tensor is cut into blocks of rows by its global shape alone. A rank generates the blocks that its shard touches and
+keeps its part.
 """
 
 from __future__ import annotations

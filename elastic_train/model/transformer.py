@@ -65,7 +65,7 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -117,7 +117,8 @@ class Decoder(nn.Module):
 class Transformer(nn.Module):
     """One pipeline stage, or the whole model. Parameters are created on the meta device, in float32.
 
-    ``layers``: global numbers of the blocks held here, None for all; ``first`` adds the embedding, ``last`` the final norm and the head.
+    ``layers``: global numbers of the blocks held here, None for all; ``first`` adds the embedding, ``last`` the final
+    norm and the head.
     """
 
     def __init__(self, config: ModelConfig, layers: range | None = None, first: bool = True, last: bool = True) -> None:
@@ -136,7 +137,10 @@ class Transformer(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x``: int64 token ids [B, T] on the first stage, else float32 x_BTD. Returns float32 logits_BTV on the last stage, else x_BTD."""
+        """``x``: int64 token ids [B, T] on the first stage, else float32 x_BTD.
+
+        Returns float32 logits_BTV on the last stage, else x_BTD.
+        """
         x_BTD = self.model(x)
         out: Tensor = x_BTD if self.lm_head is None else self.lm_head(x_BTD)
         return out
@@ -145,5 +149,3 @@ class Transformer(nn.Module):
     def blocks(self) -> dict[int, nn.Module]:
         """The blocks held here by global layer number."""
         return {int(index): block for index, block in self.model.layers.items()}
-
-

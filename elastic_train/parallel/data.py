@@ -1,8 +1,8 @@
 """The ``dp_replicate`` and ``dp_shard`` axes: FSDP2, one unit per block and one for the rest.
 
-Parameters and gradients are gathered for the whole step and reduced once, after its last micro-batch: one all-gather and one
-reduce-scatter per unit and step. A rank therefore holds 8 bytes per parameter of its stage during the step, besides its shard of
-weights and moments.
+Weights are gathered once and gradients reduced once per step, whatever the number of micro-batches: one all-gather and
+one reduce-scatter per unit and step. A rank therefore holds 8 bytes per parameter of its stage during the step (weight
+and gradient, fp32), besides its shard of weights and moments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def apply_data_parallel(model: Transformer, mesh: ParallelMesh) -> None:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The local storage of an FSDP parameter or gradient; any other tensor as it is. Call under ``no_grad`` or detached."""
+    """The local storage of an FSDP parameter or gradient; any other tensor as it is. Call it under ``no_grad``."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -13,7 +13,7 @@ from elastic_train.parallel.mesh import ParallelMesh
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:
-    """Contiguous, balanced split; the first ``layers % stages`` stages hold one more (the last one has the head to compute)."""
+    """Contiguous, balanced split; the first ``layers % stages`` stages hold one more (the last one has the head)."""
     base, extra = divmod(layers, stages)
     start = stage * base + min(stage, extra)
     return range(start, start + base + (stage < extra))
@@ -52,7 +52,7 @@ class Pipeline:
         self._schedule = Schedule1F1B(torch_stage, micro_batches, loss_fn=loss, scale_grads=False)
 
     def run(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
-        """``input_ids``, ``labels``: int64 [micro_batches * B, T]. Returns the micro-batch losses on the last stage, else []."""
+        """``input_ids``, ``labels``: int64 [micro_batches * B, T]. Returns the losses on the last stage, else []."""
         losses: list[Tensor] = []
         self._schedule.step(
             *((input_ids,) if self._first else ()),

@@ -1,7 +1,7 @@
 """Where a rank's part of a tensor lies in the global tensor. Exact for sizes that divide nothing, and for empty parts.
 
-Tensor parallelism cuts first (one dim into ``tp`` chunks), then FSDP cuts dim 0 of what is left into ``dp_shard`` chunks.
-Both cut as ``torch.chunk`` does: chunks of ``ceil(size / parts)``, the last ones shorter or empty.
+Tensor parallelism cuts first (one dim into ``tp`` chunks), then FSDP cuts dim 0 of what is left into ``dp_shard``
+chunks. Both cut as ``torch.chunk`` does: chunks of ``ceil(size / parts)``, the last ones shorter or empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class LocalShard:
     """The live local storage of one rank's part of a global tensor.
 
     ``tensor``: contiguous, may be empty; writing into it changes the parameter or moment itself.
-    ``offsets``: global index of its first element, one per dim. A replicated tensor has the same offsets on every replica.
+    ``offsets``: global index of its first element, one per dim; the same on every replica.
     """
 
     tensor: Tensor
@@ -35,13 +35,13 @@ class Box:
 
 
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Start and end of chunk ``index`` of ``size`` elements cut as ``torch.chunk`` cuts, with empty chunks at the end."""
+    """Start and end of chunk ``index`` of ``size`` elements cut as ``torch.chunk`` cuts, empty chunks at the end."""
     step = -(-size // parts)
     return min(index * step, size), min((index + 1) * step, size)
 
 
 def local_box(global_shape: tuple[int, ...], tensor_dim: int | None, layout: Layout, place: Coordinates) -> Box:
-    """The box that the rank at ``place`` holds. ``tensor_dim``: the dim cut by tensor parallelism, None if replicated."""
+    """The box that the rank at ``place`` holds. ``tensor_dim``: the dim that tensor parallelism cuts, or None."""
     offsets = [0] * len(global_shape)
     ends = list(global_shape)
     if tensor_dim is not None:

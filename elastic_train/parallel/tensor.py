@@ -1,10 +1,10 @@
-"""The ``tp`` axis: projections cut by columns or rows, sequence parallelism between them (Megatron-LM, arXiv:2205.05198).
+"""The ``tp`` axis: projections cut by columns or rows, sequence parallelism between them (arXiv:2205.05198).
 
-Between blocks every rank holds only its tokens. Attention and feed-forward gather all tokens, compute with this rank's heads or
-columns, and scatter the sum. The logits are gathered. Everything is plain tensors and explicit collectives: DTensor would do the
-same at ten times the dispatch cost of a small step, most of it in the first step after a failure.
+Between blocks every rank holds only its tokens. Attention and feed-forward gather all tokens, compute with this rank's
+heads or columns, and scatter the sum. The logits are gathered. Everything is plain tensors and explicit collectives:
+DTensor does the same at twice the CPU time of a small step, and at two more seconds of it in a process's first step.
 
-Shape suffixes: B batch, T all tokens, D hidden size, V vocabulary; lower case (t, v) for this rank's part.
+Shape suffixes: B batch, T all tokens, D hidden size, V vocabulary; lower case (v) for this rank's part.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ def tensor_dim(name: str) -> int | None:
     return 0 if module in COLUMN else 1 if module in ROW else None
 
 
-class VocabularyEmbedding(nn.Module):
-    """Rows ``start .. start + len(weight)`` of the embedding; ids outside give zeros, so that the sum over ranks is the lookup."""
+class VocabularyEmbedding(nn.Embedding):
+    """Some rows of the embedding, from ``start`` on. Other ids give zeros: the sum over ranks is the lookup."""
 
-    def __init__(self, weight: nn.Parameter, start: int) -> None:
-        super().__init__()
-        self.weight = weight
+    def __init__(self, weight: Tensor, start: int) -> None:
+        super().__init__(weight.shape[0], weight.shape[1], _weight=weight)
         self.start = start
 
     def forward(self, ids_BT: Tensor) -> Tensor:
@@ -49,37 +48,44 @@ class VocabularyEmbedding(nn.Module):
 
 
 def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
-    """Cut the meta parameters of ``model`` and insert the collectives, in place; a stage then passes on its tokens only."""
+    """Cut the meta parameters of ``model`` and insert the collectives, in place; stages exchange their tokens only."""
     group, size, index = mesh.tensor_group, mesh.layout.tp, mesh.place.tp
     for name, module in list(model.named_modules()):
         dim = tensor_dim(f"{name}.weight") if isinstance(module, nn.Linear | nn.Embedding) else None
         if dim is not None:
             module.weight = _cut(module.weight, dim, size, index)
     decoder = model.model
-    if isinstance(decoder.embed_tokens, nn.Embedding):
-        start, _ = chunk_bounds(model.config.vocab_size, size, index)
+    vocabulary = model.config.vocab_size
+
+    def gather(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+        return gather_tokens(inputs[0], group)
+
+    def scatter(module: nn.Module, inputs: tuple[Tensor], output_BTD: Tensor) -> Tensor:
+        return scatter_sum(output_BTD, group)
+
+    if decoder.embed_tokens is not None:
+        start, _ = chunk_bounds(vocabulary, size, index)
         decoder.embed_tokens = VocabularyEmbedding(decoder.embed_tokens.weight, start)
-        decoder.embed_tokens.register_forward_hook(lambda module, inputs, x_BTD: scatter_sum(x_BTD, group))
+        decoder.embed_tokens.register_forward_hook(scatter)
     for block in model.blocks.values():
         for branch, output in (("self_attn", "self_attn.o_proj"), ("mlp", "mlp.down_proj")):
-            block.get_submodule(branch).register_forward_pre_hook(lambda module, inputs: gather_tokens(inputs[0], group))
-            block.get_submodule(output).register_forward_hook(lambda module, inputs, x_BTD: scatter_sum(x_BTD, group))
+            block.get_submodule(branch).register_forward_pre_hook(gather)
+            block.get_submodule(output).register_forward_hook(scatter)
     if model.lm_head is not None:
-        vocabulary = model.config.vocab_size
-        model.lm_head.register_forward_pre_hook(lambda module, inputs: gather_tokens(inputs[0], group))
-        model.lm_head.register_forward_hook(lambda module, inputs, x_BTv: gather_logits(x_BTv, vocabulary, group))
+        model.lm_head.register_forward_pre_hook(gather)
+        model.lm_head.register_forward_hook(lambda module, inputs, out_BTv: gather_logits(out_BTv, vocabulary, group))
     model.tie()
 
 
 def sum_replicated_gradients(gradients: dict[str, Tensor], mesh: ParallelMesh) -> None:
-    """Sum, in place, the gradients of parameters that every tensor rank holds: each rank has seen its own tokens only."""
+    """Sum, in place, the gradients of parameters that every tensor rank holds: each has seen its own tokens only."""
     replicated = [gradient for name, gradient in gradients.items() if tensor_dim(name) is None and gradient.numel()]
     if mesh.layout.tp == 1 or not replicated:
         return
     # One collective for all of them; they are a few vectors per layer.
     flat = torch.cat([gradient.flatten() for gradient in replicated])
     dist.all_reduce(flat, group=mesh.tensor_group)
-    parts = flat.split([gradient.numel() for gradient in replicated])
+    parts = torch.split(flat, [gradient.numel() for gradient in replicated])
     torch._foreach_copy_(replicated, [part.view_as(gradient) for part, gradient in zip(parts, replicated, strict=True)])
 
 

@@ -14,7 +14,6 @@ from torch.autograd.function import once_differentiable
 
 from elastic_train.parallel.shard import chunk_bounds
 
-
 # Renamed in torch 2.13; the old names still exist there, and warn.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -22,19 +21,19 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 def gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x_BTD of all ranks' tokens. Gradient: summed over the ranks, each keeps its tokens."""
-    out: Tensor = _GatherTokens.apply(x_BtD, group)
+    out: Tensor = _GatherTokens.apply(x_BtD, group)  # type: ignore[no-untyped-call]
     return out
 
 
 def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's tokens of the sum over ranks, x_BtD. Gradient: gathered. T is a multiple of the number of ranks."""
-    out: Tensor = _ScatterSum.apply(x_BTD, group)
+    out: Tensor = _ScatterSum.apply(x_BTD, group)  # type: ignore[no-untyped-call]
     return out
 
 
 def gather_logits(x_BTv: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Tensor:
-    """x_BTV from unequal parts of the vocabulary. Gradient: this rank's part (all ranks compute the same loss from it)."""
-    out: Tensor = _GatherLogits.apply(x_BTv, vocabulary, group)
+    """x_BTV from unequal parts of the vocabulary. Gradient: this rank's part, as all ranks compute the same loss."""
+    out: Tensor = _GatherLogits.apply(x_BTv, vocabulary, group)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -42,14 +41,15 @@ def _all_gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     size = dist.get_world_size(group)
     gathered = x_BtD.new_empty(size * x_BtD.shape[0], *x_BtD.shape[1:])
     _all_gather(gathered, x_BtD.contiguous(), group=group)
-    return gathered.unflatten(0, (size, -1)).transpose(0, 1).flatten(1, 2)
+    return gathered.view(size, *x_BtD.shape).transpose(0, 1).flatten(1, 2)
 
 
 def _reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     size = dist.get_world_size(group)
-    parts_PBtD = x_BTD.unflatten(1, (size, -1)).transpose(0, 1)
-    out_BtD = x_BTD.new_empty(parts_PBtD.shape[1:])
-    _reduce_scatter(out_BtD, parts_PBtD.flatten(0, 1), group=group)
+    batch, tokens, width = x_BTD.shape
+    parts = x_BTD.reshape(batch, size, tokens // size, width).transpose(0, 1).flatten(0, 1)
+    out_BtD = x_BTD.new_empty(batch, tokens // size, width)
+    _reduce_scatter(out_BtD, parts, group=group)
     return out_BtD
 
 

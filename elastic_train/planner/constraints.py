@@ -37,8 +37,8 @@ def _batch_problems(training: TrainingConfig, layout: Layout) -> list[str]:
     slots, ranks = training.slots, layout.data_ranks
     if ranks > slots:
         return [
-            f"data ranks {ranks} (dp_replicate={layout.dp_replicate} x dp_shard={layout.dp_shard}) exceed the {slots} slots "
-            f"of global_batch={training.global_batch} / micro_batch={training.micro_batch}"
+            f"{ranks} data ranks (dp_replicate={layout.dp_replicate} x dp_shard={layout.dp_shard}) exceed the "
+            f"{slots} slots of global_batch={training.global_batch} / micro_batch={training.micro_batch}"
         ]
     micro_batches = micro_batches_per_rank(slots, ranks)
     if micro_batches < layout.pp:

@@ -68,6 +68,7 @@ class JsonLines:
         self._kept: list[bytes] = []  # S3: what the object holds, line by line
         self._thread: threading.Thread | None = None
         self._urgent = self._putting = self._rewritten = False
+        self._puts = self._failed_put = 0  # number of the newest put, and of the newest that failed
         self._open()
 
     def _open(self) -> None:
@@ -159,11 +160,12 @@ class JsonLines:
             self._error = None
 
     def _flush_remote(self, timeout: float) -> None:
+        """Waits for a put that began after now: the failure of one under way says nothing about the present."""
         self._start_thread()
-        self._error = None
         self._urgent = True
         self._changed.notify_all()
-        self._changed.wait_for(lambda: not self._dirty() or self._error is not None, timeout)
+        before = self._puts
+        self._changed.wait_for(lambda: not self._dirty() or self._failed_put > before, timeout)
 
     def _start_thread(self) -> None:
         if self._thread is None:
@@ -181,6 +183,7 @@ class JsonLines:
                 if self._closed and not self._urgent:
                     return
                 self._urgent, self._putting = False, True
+                self._puts += 1
                 taken = len(self._pending)
                 lines = self._kept + self._pending
             started = time.monotonic()
@@ -189,7 +192,9 @@ class JsonLines:
             not_before = time.monotonic() + max(self._interval, took / UPLOAD_SHARE)
             with self._changed:
                 self._error, self._putting = error, False
-                if error is None:
+                if error is not None:
+                    self._failed_put = self._puts
+                else:
                     self._kept = lines
                     del self._pending[:taken]
                     self._rewritten = False

@@ -58,10 +58,11 @@ class Bucket:
         with self._lock:
             if self._client is None:
                 self._client = _make_client(uri, self._config)
-            if not self._known:
-                retried(uri, self._config.retry_seconds, self._look)
-                self._known = True
-            return self._client
+            client = self._client
+        if not self._known:  # not under the lock: in an outage one thread must not wait for the others' retries
+            retried(uri, self._config.retry_seconds, self._look)
+            self._known = True
+        return client
 
     def _look(self) -> None:
         from botocore.exceptions import ClientError

@@ -1,7 +1,7 @@
 """One rank of one generation: builds its part of the model, runs steps, exposes its state.
 
-Importing this module loads everything a trainer needs, and starts no thread and no process group: a forkserver that imported it
-forks trainers that are ready to go.
+Importing this module loads everything a trainer needs, and starts no thread and no process group: a forkserver that
+imported it forks trainers that are ready to go.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Batches(Protocol):
 class StepMetrics:
     """What one step did; the same values on every rank.
 
-    ``loss``: mean over the valid tokens of the global batch. ``grad_norm``: L2 norm before clipping. Both are NaN (or infinite)
-    if the step was not finite, in which case nothing was updated. ``lr``: learning rate of the step.
+    ``loss``: mean over the valid tokens of the global batch. ``grad_norm``: L2 norm before clipping. If one of them is
+    NaN or infinite, nothing was updated. ``lr``: learning rate of the step.
     """
 
     step: int
@@ -66,8 +66,8 @@ class Engine:
     def __init__(self, job: Job, layout: Layout, rank: int, batches: Batches) -> None:
         """The default process group is initialised with ``layout.world_size`` ranks, this one being ``rank``.
 
-        Weights are uninitialised afterwards: call ``initialize`` or write into ``state``. Raises ValueError with all reasons if
-        the layout cannot run the job.
+        Weights are uninitialised afterwards: call ``initialize`` or write into ``state``. Raises ValueError with all
+        reasons if the layout cannot run the job.
         """
         problems = check_layout(job.model, job.training, job.data, layout)
         if problems:
@@ -91,7 +91,7 @@ class Engine:
             block.register_forward_hook(self._beat_backward)
 
     def initialize(self) -> None:
-        """Write the initial weights: a function of (seed, parameter name, shape), whatever the layout. Moments become zero."""
+        """Write the initial weights: a function of (seed, name, shape), whatever the layout. Moments become zero."""
         std = self._job.model.initializer_range
         for name, shard in self._shards.items():
             fill_initial(shard.tensor, name, shard.global_shape, shard.offsets, self._job.seed, std)
@@ -99,7 +99,10 @@ class Engine:
             self._optimizer.exp_avg_sq[name].zero_()
 
     def state(self) -> dict[str, LocalShard]:
-        """The live local parts of ``param.``, ``exp_avg.`` and ``exp_avg_sq.`` + parameter name (HF names, global layer numbers)."""
+        """The live local parts of all tensors, complete from step 0 on.
+
+        Keys: ``param.``, ``exp_avg.`` or ``exp_avg_sq.`` + parameter name (HF names, global layer numbers).
+        """
         state: dict[str, LocalShard] = {}
         for name, shard in self._shards.items():
             tensors = (shard.tensor, self._optimizer.exp_avg[name], self._optimizer.exp_avg_sq[name])
@@ -108,7 +111,7 @@ class Engine:
         return state
 
     def train_step(self, step: int) -> StepMetrics:
-        """Run update number ``step`` (1-based) on its samples. A step that is not finite changes nothing, on any rank."""
+        """Run update number ``step`` (1-based) on its samples. A step that is not finite changes nothing, anywhere."""
         input_ids, labels = self._load(step)
         self._loss.valid_tokens = self._count_valid(labels)
         self._model.zero_grad(set_to_none=True)
@@ -132,7 +135,7 @@ class Engine:
         for index in range(self._micro_batches):
             mark_last_backward(self._model, index == self._micro_batches - 1)
             loss = self._loss(self._model(input_ids[index]), labels[index])
-            loss.backward()
+            torch.autograd.backward(loss)
             losses.append(loss.detach())
         return losses
 
@@ -185,7 +188,7 @@ class Engine:
     def _beat_backward(self, block: nn.Module, arguments: Any, output: Tensor) -> None:
         """Beat when the gradient of the block's output arrives (a module hook would turn the output into a view)."""
         if output.requires_grad:
-            output.register_hook(lambda gradient: self.on_progress())
+            output.register_hook(lambda gradient: self.on_progress())  # type: ignore[no-untyped-call]
 
 
 def _device(kind: str) -> torch.device:

@@ -14,7 +14,7 @@ from elastic_train.data.batches import PADDING_LABEL
 class TokenLoss:
     """Sum over this micro-batch's valid tokens divided by the valid tokens of the global batch.
 
-    Micro-batch losses (and gradients) of all ranks therefore add up to the loss of the step, however they are distributed.
+    Losses (and gradients) of all micro-batches therefore add up to those of the step, however they are distributed.
     """
 
     def __init__(self) -> None:

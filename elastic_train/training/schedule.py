@@ -8,9 +8,9 @@ from elastic_train.config.job import OptimizerConfig, ScheduleConfig
 
 
 def learning_rate(step: int, *, optimizer: OptimizerConfig, schedule: ScheduleConfig, steps: int) -> float:
-    """Rate of update ``step`` (1 .. steps): ``peak * t / warmup``, then a cosine from the peak to ``min_lr`` at ``steps``.
+    """Rate of update ``step`` (1 .. steps): ``peak * t / warmup``, then a cosine from the peak to ``min_lr``.
 
-    Past ``steps`` it stays at ``min_lr``.
+    ``min_lr`` is reached at ``steps`` and kept.
     """
     peak = optimizer.learning_rate
     if step < schedule.warmup_steps:

@@ -86,7 +86,10 @@ def even_layout(full: Global, ranks: int, dim: int = 0) -> list[State]:
         for key, tensor in full.items():
             at = min(dim, tensor.ndim - 1)
             size = -(-tensor.shape[at] // ranks) if tensor.ndim else 0
-            inner = [[min(size * r, tensor.shape[at]) for r in range(1, ranks)] if d == at else [] for d in range(tensor.ndim)]
+            inner = [
+                [min(size * r, tensor.shape[at]) for r in range(1, ranks)] if d == at else []
+                for d in range(tensor.ndim)
+            ]
             state[key] = cut(tensor, inner, [rank if d == at else 0 for d in range(tensor.ndim)])
         states.append(state)
     return states
@@ -95,7 +98,8 @@ def even_layout(full: Global, ranks: int, dim: int = 0) -> list[State]:
 def emptied(state: State) -> State:
     """The same shards full of other values."""
     return {
-        key: LocalShard(torch.full_like(shard.tensor, -7), shard.global_shape, shard.offsets) for key, shard in state.items()
+        key: LocalShard(torch.full_like(shard.tensor, -7), shard.global_shape, shard.offsets)
+        for key, shard in state.items()
     }
 
 
@@ -106,7 +110,9 @@ def same(left: State, right: State) -> bool:
     )
 
 
-def write_images(directory: Path, states: Sequence[State], step: int, generation: int = 1, buffer: int = 0) -> list[Path]:
+def write_images(
+    directory: Path, states: Sequence[State], step: int, generation: int = 1, buffer: int = 0
+) -> list[Path]:
     """One whole image per rank."""
     paths = []
     for rank, state in enumerate(states):
@@ -121,7 +127,9 @@ def image_parts(paths: Sequence[Path], step: int) -> list[Part]:
     return [Part(Image.open(path).description(), ImageSource(path, step)) for path in paths]
 
 
-def save(store: Store, images: Path, states: Sequence[State], step: int, generation: int = 1, model: object = None) -> Manifest:
+def save(
+    store: Store, images: Path, states: Sequence[State], step: int, generation: int = 1, model: object = None
+) -> Manifest:
     """Uploads without committing; the manifest is what a coordinator would commit."""
     paths = write_images(images, states, step, generation)
     descriptions = {rank: Image.open(path).description() for rank, path in enumerate(paths)}

@@ -159,7 +159,9 @@ def small_file_system(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_memory_file_system_is_an_error_sentence_at_creation(small_file_system: Path) -> None:
     fits = Image.create(small_file_system / image_name(1, 0, 0), 1, 0, description(600_000 // 64 * 64))
     path = small_file_system / image_name(1, 0, 1)
-    with pytest.raises(ImageError, match=rf"{path} needs 604096 bytes and .* has \d+ free; give snapshot.directory more room"):
+    with pytest.raises(
+        ImageError, match=rf"{path} needs 604096 bytes and .* has \d+ free; give snapshot.directory more room"
+    ):
         Image.create(path, 1, 0, description(600_000))
     assert sorted(p.name for p in small_file_system.iterdir()) == [fits.path.name, f"{fits.path.name}.json"]
     fits.begin(1)

@@ -13,9 +13,9 @@ from elastic_train.storage.store import Store
 
 def _s3_store(request: pytest.FixtureRequest) -> Store:
     server = request.getfixturevalue("s3_environment")
-    bucket = server.create_bucket(f"bucket-{secrets.token_hex(4)}")
+    bucket = request.getfixturevalue("s3_bucket")
     config = StorageConfig(endpoint_url=server.endpoint_url, retry_seconds=5.0)
-    return Store.open(f"s3://{bucket}/job with space+plus", config)
+    return Store.open(f"s3://{bucket}/{secrets.token_hex(4)}/job with space+plus", config)
 
 
 def _local_store(request: pytest.FixtureRequest) -> Store:

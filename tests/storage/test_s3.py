@@ -1,18 +1,22 @@
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from elastic_train.config.job import StorageConfig
-from elastic_train.storage.errors import NotFound, StorageError
+from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError
 from elastic_train.storage.s3_errors import scrub
 from elastic_train.storage.s3_upload import part_size, split
-from elastic_train.storage.store import Store
+from elastic_train.storage.store import Entry, Store
 from tests.s3_server import S3Server
+from tests.storage.network import Network
 
 MIB = 2**20
 
@@ -41,22 +45,24 @@ def test_listing_goes_beyond_the_first_thousand_keys(s3_store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_a_prefix_is_taken_literally(s3_environment: S3Server) -> None:
-    bucket = s3_environment.create_bucket(f"bucket-{secrets.token_hex(4)}")
-    store = Store.open(f"s3://{bucket}/a b/c+d/%20", StorageConfig(endpoint_url=s3_environment.endpoint_url))
+def test_a_prefix_is_taken_literally(s3_environment: S3Server, s3_bucket: str) -> None:
+    start = secrets.token_hex(4)
+    store = Store.open(f"s3://{s3_bucket}/{start} b/c+d/%20", StorageConfig(endpoint_url=s3_environment.endpoint_url))
     store.write("x y+z", [b"1"])
-    keys = [item["Key"] for item in s3_environment.client().list_objects_v2(Bucket=bucket)["Contents"]]
-    assert keys == ["a b/c+d/%20/x y+z"]
+    keys = [item["Key"] for item in s3_environment.client().list_objects_v2(Bucket=s3_bucket, Prefix=start)["Contents"]]
+    assert keys == [f"{start} b/c+d/%20/x y+z"]
     assert store.read("x y+z") == b"1"
 
 
 @pytest.mark.slow
-def test_the_endpoint_may_come_from_the_environment(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_endpoint_may_come_from_the_environment(
+    s3_environment: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_environment.endpoint_url)
-    bucket = s3_environment.create_bucket(f"bucket-{secrets.token_hex(4)}")
-    store = Store.open(f"s3://{bucket}")
-    store.create("x", b"1")
-    assert store.uri == f"s3://{bucket}" and [entry.path for entry in store.list()] == ["x"]
+    store, path = Store.open(f"s3://{s3_bucket}"), secrets.token_hex(4)
+    store.create(path, b"1")
+    assert store.uri == f"s3://{s3_bucket}"
+    assert store.list(path) == [Entry(path, 1)]
 
 
 @pytest.mark.slow
@@ -82,11 +88,10 @@ def test_a_missing_bucket_is_never_created(s3_environment: S3Server, operation: 
     ],
 )
 def test_bad_credentials_are_named_but_not_shown(
-    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, variable: str, cause: str
+    s3_environment: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch, variable: str, cause: str
 ) -> None:
-    bucket = s3_environment.create_bucket(f"bucket-{secrets.token_hex(4)}")
     monkeypatch.setenv(variable, "wrong-value-4711")
-    store = Store.open(f"s3://{bucket}/job", StorageConfig(endpoint_url=s3_environment.endpoint_url))
+    store = Store.open(f"s3://{s3_bucket}/job", StorageConfig(endpoint_url=s3_environment.endpoint_url))
     for call in (
         lambda: store.read("x"),
         lambda: store.write("x", [b"1"]),
@@ -99,6 +104,49 @@ def test_bad_credentials_are_named_but_not_shown(
         shown = str(caught.value) + repr(caught.value) + str(caught.value.__cause__)
         for secret in ("wrong-value-4711", s3_environment.secret_key, s3_environment.access_key):
             assert secret not in shown
+
+
+@pytest.mark.slow
+def test_an_identity_that_may_only_read(
+    s3_environment: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StorageConfig(endpoint_url=s3_environment.endpoint_url)
+    uri = f"s3://{s3_bucket}/{secrets.token_hex(4)}"
+    Store.open(uri, config).write("x", [b"1"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"{s3_environment.access_key}-reader")
+    reader = Store.open(uri, config)
+    assert reader.read("x") == b"1"
+    for call in (lambda: reader.write("x", [b"2"]), lambda: reader.create("y", b"2"), lambda: reader.delete("x")):
+        with pytest.raises(StorageError, match=rf"^{uri}/[xy]: access denied; the credentials in the environment"):
+            call()
+    assert reader.read("x") == b"1"
+
+
+ALL_OPERATIONS = """
+import sys
+asked = set()
+sys.addaudithook(lambda event, args: asked.add(args[1]) if event == "socket.connect" else None)
+sys.addaudithook(lambda event, args: asked.add(args[0]) if event == "socket.getaddrinfo" else None)
+from elastic_train.config.job import StorageConfig
+from elastic_train.storage.store import Store
+store = Store.open(sys.argv[1], StorageConfig(endpoint_url=sys.argv[2]))
+store.write("x", [b"1"]); store.create("y", b"2"); store.read("x"); store.list(); store.delete("x")
+print(sorted(map(str, asked)))
+"""
+
+
+@pytest.mark.slow
+def test_nothing_but_the_endpoint_is_asked(s3_environment: S3Server, s3_bucket: str) -> None:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+        **s3_environment.environment,
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:1/credentials",
+    }
+    del environment["AWS_EC2_METADATA_DISABLED"]  # ours to see to
+    arguments = [sys.executable, "-c", ALL_OPERATIONS, f"s3://{s3_bucket}/{secrets.token_hex(4)}"]
+    done = subprocess.run([*arguments, s3_environment.endpoint_url], env=environment, capture_output=True, text=True)
+    host, port = "127.0.0.1", int(s3_environment.endpoint_url.rpartition(":")[2])
+    assert (done.returncode, done.stdout.strip()) == (0, str(sorted([host, str((host, port))]))), done.stderr
 
 
 @pytest.mark.parametrize("missing", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
@@ -165,3 +213,64 @@ def test_a_failed_upload_leaves_no_open_parts(s3_store: Store, s3_environment: S
         s3_store.write("x", chunks())
     bucket = s3_store.uri.split("/")[2]
     assert s3_environment.client().list_multipart_uploads(Bucket=bucket).get("Uploads", []) == []
+
+
+@pytest.fixture
+def faulty(s3_environment: S3Server, s3_bucket: str) -> Iterator[tuple[Store, Network]]:
+    """A store behind a network with faults; its first request, the look at the bucket, is done."""
+    network = Network(s3_environment)
+    network.mend()
+    config = StorageConfig(endpoint_url=network.endpoint_url, retry_seconds=20.0)
+    store = Store.open(f"s3://{s3_bucket}/{secrets.token_hex(4)}", config)
+    assert not store.exists("x")
+    network.cut_connections()
+    yield store, network
+    network.cut()
+
+
+@pytest.mark.slow
+def test_a_busy_server_is_asked_again(faulty: tuple[Store, Network]) -> None:
+    store, network = faulty
+    network.busy = 3
+    store.write("x", [b"1"])
+    assert network.busy == 0
+    network.cut_connections()
+    network.busy = 2
+    assert store.read("x") == b"1"
+    assert network.busy == 0
+
+
+@pytest.mark.slow
+def test_a_create_whose_answer_is_lost_is_still_ours(faulty: tuple[Store, Network]) -> None:
+    store, network = faulty
+    network.lose_answers = 1
+    store.create("x", b"ours")
+    assert network.lose_answers == 0
+    assert store.read("x") == b"ours"
+    network.cut_connections()
+    network.lose_answers = 1
+    with pytest.raises(AlreadyExists):
+        store.create("x", b"another's")
+    assert network.lose_answers == 0
+    assert store.read("x") == b"ours"
+
+
+@pytest.mark.slow
+def test_a_large_write_survives_lost_answers(faulty: tuple[Store, Network]) -> None:
+    store, network = faulty
+    data = secrets.token_bytes(2**16) * 700  # three parts
+    network.lose_answers = 4
+    assert store.write("x", [data], len(data)) == len(data)
+    assert network.lose_answers == 0
+    assert store.read("x") == data
+
+
+@pytest.mark.slow
+def test_a_server_that_stays_busy_is_an_error_after_the_budget(s3_environment: S3Server, s3_bucket: str) -> None:
+    network = Network(s3_environment)
+    network.mend()
+    network.busy = 10**6
+    store = Store.open(f"s3://{s3_bucket}/x", StorageConfig(endpoint_url=network.endpoint_url, retry_seconds=0.3))
+    with pytest.raises(StorageError, match=r"x/y: the server answered .* for \d+ seconds of retries$"):
+        store.read("y")
+    network.cut()

@@ -13,7 +13,10 @@ from elastic_train.storage.store import Entry, Store
 
 
 def test_what_is_written_is_read_back(store: Store) -> None:
-    assert store.write("a b/c+d.bin", [b"ab", bytearray(b"cd"), memoryview(b"ef"), np.frombuffer(b"gh", np.uint8)]) == 8
+    assert (
+        store.write("a b/c+d.bin", [b"ab", bytearray(b"cd"), memoryview(b"ef"), np.frombuffer(b"gh", np.uint8).data])
+        == 8
+    )
     assert store.read("a b/c+d.bin") == b"abcdefgh"
     assert store.size("a b/c+d.bin") == 8
     assert store.exists("a b/c+d.bin")
@@ -78,7 +81,7 @@ def test_of_eight_creators_exactly_one_wins(store: Store) -> None:
         return True
 
     with ThreadPoolExecutor(8) as pool:
-        for race in range(5):
+        for race in range(3):
             path = f"races/{race}.json"
             won = list(pool.map(create, range(8), [path] * 8))
             assert won.count(True) == 1
@@ -140,9 +143,9 @@ def test_a_source_that_fails_leaves_the_old_object(store: Store) -> None:
 
 def test_large_objects_keep_their_bytes(store: Store) -> None:
     data = np.random.default_rng(1).integers(0, 256, 50_000_001, dtype=np.uint8)
-    assert store.write("large", (data[i : i + 7_000_003] for i in range(0, len(data), 7_000_003)), len(data)) == len(
-        data
-    )
+    assert store.write(
+        "large", (data[i : i + 7_000_003].data for i in range(0, len(data), 7_000_003)), len(data)
+    ) == len(data)
     assert store.size("large") == len(data)
     assert store.read("large") == data.tobytes()
     assert store.read("large", 33_000_000, 1000) == data[33_000_000:33_001_000].tobytes()

@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.training.engine import Engine
+from elastic_train.training.engine import Engine, StepMetrics
+from tests.ranks import run_ranks
 from tests.training.synthetic import SyntheticBatches
 
-Piece = tuple[tuple[int, ...], tuple[int, ...], npt.NDArray[np.float32]]
+Array = npt.NDArray[np.float32]
+Piece = tuple[tuple[int, ...], tuple[int, ...], Array]
 """Global shape, offsets and values of one local shard."""
 
 
-def build(rank: int, job: Job, layout: Layout, **synthetic: Any) -> Engine:
+@dataclass
+class Run:
+    """A training run seen from outside: metrics of rank 0 and whole tensors."""
+
+    metrics: list[StepMetrics]
+    before: dict[str, Array]
+    after: dict[str, Array]
+
+    @property
+    def losses(self) -> list[float]:
+        return [metrics.loss for metrics in self.metrics]
+
+    @property
+    def norms(self) -> list[float]:
+        return [metrics.grad_norm for metrics in self.metrics]
+
+
+def run(
+    job: Job, layout: Layout, steps: int, *, first: int = 1, state: dict[str, Array] | None = None, **synthetic: Any
+) -> Run:
+    """Train steps ``first`` .. ``steps`` on ``layout``, from ``state`` or from the initial weights."""
+    results = run_ranks(train, layout.world_size, job, layout, range(first, steps + 1), state, synthetic)
+    assert all(repr(metrics) == repr(results[0][0]) for metrics, _, _ in results), "ranks report different metrics"
+    before, after = (assemble([result[index] for result in results]) for index in (1, 2))
+    return Run(results[0][0], before, after)
+
+
+def train(
+    rank: int, job: Job, layout: Layout, steps: range, state: dict[str, Array] | None, synthetic: dict[str, Any]
+) -> tuple[list[StepMetrics], dict[str, Piece], dict[str, Piece]]:
     engine = Engine(job, layout, rank, SyntheticBatches(job, **synthetic))
-    engine.initialize()
-    return engine
+    if state is None:
+        engine.initialize()
+    else:
+        write(engine, state)
+    before = pieces(engine)
+    metrics = [engine.train_step(step) for step in steps]
+    return metrics, before, pieces(engine)
+
+
+def write(engine: Engine, state: dict[str, Array]) -> None:
+    """Copy this rank's boxes of whole tensors into the engine, as a restore does."""
+    for key, shard in engine.state().items():
+        region = tuple(slice(o, o + s) for o, s in zip(shard.offsets, shard.tensor.shape, strict=True))
+        shard.tensor.copy_(torch.from_numpy(state[key][region]))
 
 
 def pieces(engine: Engine) -> dict[str, Piece]:
@@ -31,40 +77,43 @@ def pieces(engine: Engine) -> dict[str, Piece]:
     }
 
 
-def assemble(ranks: list[dict[str, Piece]]) -> dict[str, npt.NDArray[np.float32]]:
-    """Global tensors from the pieces of all ranks. Fails unless the pieces cover every element and replicas are bitwise equal."""
-    whole: dict[str, npt.NDArray[np.float32]] = {}
+def assemble(ranks: list[dict[str, Piece]]) -> dict[str, Array]:
+    """Whole tensors from the pieces of all ranks. Fails unless every element is there once and replicas are equal."""
+    whole: dict[str, Array] = {}
     for key in sorted({key for rank in ranks for key in rank}):
         parts = [rank[key] for rank in ranks if key in rank]
-        value = np.full(parts[0][0], np.nan, dtype=np.float32)
-        written: dict[tuple[Any, ...], bytes] = {}
+        value = np.empty(parts[0][0], dtype=np.float32)
         count = np.zeros(parts[0][0], dtype=np.int64)
+        digests: dict[tuple[Any, ...], bytes] = {}
         for shape, offsets, local in parts:
             assert shape == parts[0][0]
-            box = (offsets, local.shape)
             digest = hashlib.sha256(local.tobytes()).digest()
-            if local.size and box in written:
-                assert written[box] == digest, f"{key}: replicas of {box} differ"
+            if local.size and (offsets, local.shape) in digests:
+                assert digests[offsets, local.shape] == digest, f"{key}: replicas at {offsets} differ"
             elif local.size:
-                written[box] = digest
+                digests[offsets, local.shape] = digest
                 region = tuple(slice(o, o + s) for o, s in zip(offsets, local.shape, strict=True))
                 value[region] = local
                 count[region] += 1
-        assert (count == 1).all(), f"{key}: elements held {sorted(set(count.flat))} times instead of once"
+        assert (count == 1).all(), f"{key}: elements are held {sorted(set(count.flat))} times"
         whole[key] = value
     return whole
 
 
-def train(rank: int, job: Job, layout: Layout, steps: int, synthetic: dict[str, Any]) -> dict[str, Any]:
-    """Loss and norm per step, and the state before and after."""
-    engine = build(rank, job, layout, **synthetic)
-    before = pieces(engine)
-    metrics = [engine.train_step(step) for step in range(1, steps + 1)]
-    return {
-        "before": before,
-        "after": pieces(engine),
-        "loss": [m.loss for m in metrics],
-        "grad_norm": [m.grad_norm for m in metrics],
-        "lr": [m.lr for m in metrics],
-        "valid": [m.valid_tokens for m in metrics],
-    }
+def count_beats(rank: int, job: Job, layout: Layout) -> tuple[int, int]:
+    """Beats of one step, and number of blocks of this rank."""
+    engine = Engine(job, layout, rank, SyntheticBatches(job))
+    engine.initialize()
+    beats = []
+    engine.on_progress = lambda: beats.append(1)
+    engine.train_step(1)
+    return len(beats), sum(key.startswith("param.") and key.endswith("q_proj.weight") for key in engine.state())
+
+
+def late_imports(rank: int, job: Job, layout: Layout) -> list[str]:
+    """Modules that building an engine and running a step import in a freshly forked rank."""
+    known = set(sys.modules)
+    engine = Engine(job, layout, rank, SyntheticBatches(job))
+    engine.initialize()
+    engine.train_step(1)
+    return sorted(set(sys.modules) - known)

@@ -15,11 +15,22 @@ Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 class SyntheticBatches:
     """Random tokens that are a function of (step, sample) only, so that every layout sees the same ones.
 
-    ``masked``: fraction of labels that are padding, different per sample; ``empty_rows``: samples without any valid label.
+    ``masked``: largest fraction of labels that are padding, different per sample. ``empty_rows``: rows of the global
+    batch without any valid label. ``planted``: (step, row, token) to put in the middle of that row. ``below``: limit of
+    the other tokens.
     """
 
-    def __init__(self, job: Job, masked: float = 0.0, empty_rows: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        job: Job,
+        masked: float = 0.0,
+        empty_rows: tuple[int, ...] = (),
+        planted: tuple[int, int, int] | None = None,
+        below: int | None = None,
+    ) -> None:
         self._job = job
+        self._planted = planted
+        self._below = below or job.model.vocab_size
         self._masked = masked
         self._empty_rows = empty_rows
 
@@ -40,7 +51,9 @@ class SyntheticBatches:
     def _row(self, step: int, row: int) -> Samples:
         random = np.random.default_rng((step, row))
         # Skewed towards small ids: there is something to learn, so the loss moves.
-        tokens = (random.random(self._job.data.sequence_length + 1) ** 2 * self._job.model.vocab_size).astype(np.int64)
+        tokens = (random.random(self._job.data.sequence_length + 1) ** 2 * self._below).astype(np.int64)
+        if self._planted is not None and (step, row) == self._planted[:2]:
+            tokens[len(tokens) // 2] = self._planted[2]
         labels = tokens[1:].copy()
         labels[random.random(labels.shape) < self._masked * random.random()] = -100
         if row in self._empty_rows:
@@ -49,7 +62,7 @@ class SyntheticBatches:
 
 
 def small_job(**sections: dict[str, Any]) -> Job:
-    """A job of 4 layers and 8 samples a step; ``sections`` override single fields, e.g. ``model={"vocab_size": 99}``."""
+    """A job of 4 layers and 8 samples a step; ``sections`` override fields, e.g. ``model={"vocab_size": 99}``."""
     values: dict[str, Any] = {
         "name": "small",
         "seed": 1,

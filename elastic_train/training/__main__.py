@@ -1,0 +1,79 @@
+"""The engine alone, under torchrun: no ray, no mlflow, no checkpoints. One JSON line per step on rank 0.
+
+torchrun --nproc-per-node N -m elastic_train.training JOB.yaml [section.field=value ...]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+
+from elastic_train.config.errors import ConfigError
+from elastic_train.config.job import Job
+from elastic_train.config.load import load_job
+from elastic_train.data.batches import StepBatches
+from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.errors import DataError
+from elastic_train.data.order import SampleOrder
+from elastic_train.planner.layouts import NoLayout, choose_layout
+from elastic_train.storage.errors import StorageError
+from elastic_train.training.engine import Engine
+
+USAGE = "usage: torchrun --nproc-per-node N -m elastic_train.training JOB.yaml [section.field=value ...]"
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code: 0, or 2 for an error of the user, found before anything is computed."""
+    if not arguments or "RANK" not in os.environ:
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        job = load_job(arguments[0], arguments[1:])
+        engine = _build(job)
+    except (ConfigError, DataError, StorageError, NoLayout) as error:
+        if os.environ["RANK"] == "0":
+            print(error, file=sys.stderr)
+        return 2
+    try:
+        _run(engine, job)
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def _build(job: Job) -> Engine:
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    choice = choose_layout(job.parallel, world, job.model, job.training, job.data)
+    if choice.spares:
+        raise NoLayout(f"layout {choice.layout} uses {choice.used_hosts} of the {world} ranks that torchrun started")
+    dataset = TokenDataset.open(job.data.uri, job.data.sequence_length, job.storage)
+    if dataset.vocab_size > job.model.vocab_size:
+        raise DataError(
+            f"model.vocab_size={job.model.vocab_size} must be at least {dataset.vocab_size}, as in the data"
+        )
+    batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
+    if job.hosts.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(job.hosts.threads)
+    dist.init_process_group("nccl" if job.hosts.device == "cuda" else "gloo")
+    return Engine(job, choice.layout, rank, batches)
+
+
+def _run(engine: Engine, job: Job) -> None:
+    engine.initialize()
+    for step in range(1, job.training.steps + 1):
+        start = time.perf_counter()
+        metrics = asdict(engine.train_step(step)) | {"seconds": round(time.perf_counter() - start, 4)}
+        if dist.get_rank() == 0:
+            print(json.dumps(metrics), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_train.config.errors import ConfigError
+from elastic_train.config.job import Job
+from elastic_train.config.load import load_job, parse_job
+from tests.config.job_files import GOOD
+
+
+def problems(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse_job(text, overrides, source="job.yaml")
+    return list(caught.value.problems)
+
+
+def test_a_good_file_and_its_defaults() -> None:
+    job = parse_job(GOOD)
+    assert (job.name, job.seed, job.training.slots) == ("good", 1, 8)
+    assert job.optimizer.betas == (0.9, 0.95)
+    assert job.parallel.dp_shard == "auto"
+
+
+def test_overrides_are_yaml_values_and_apply_in_order() -> None:
+    job = parse_job(
+        GOOD,
+        [
+            "optimizer.learning_rate=1e-4",
+            "optimizer.betas=[0.8, 0.9]",
+            "optimizer.clip_norm=null",
+            "parallel.dp_shard=2",
+            "training.steps=7",
+            "training.steps=1_000",
+            "data.uri=s3://bucket/a=b",
+        ],
+    )
+    assert job.optimizer.learning_rate == 1e-4
+    assert job.optimizer.betas == (0.8, 0.9)
+    assert job.optimizer.clip_norm is None
+    assert job.parallel.dp_shard == 2
+    assert job.training.steps == 1000
+    assert job.data.uri == "s3://bucket/a=b"
+
+
+def test_keys_beside_the_preset_win() -> None:
+    job = parse_job(GOOD, ["model.preset=llama3-8b", "model.num_hidden_layers=2", "model.rope_scaling.factor=32.0"])
+    assert (job.model.hidden_size, job.model.num_hidden_layers) == (4096, 2)
+    assert job.model.rope_scaling is not None
+    assert (job.model.rope_scaling.factor, job.model.rope_scaling.low_freq_factor) == (32.0, 1.0)
+
+
+def test_the_resolved_job_is_a_job_file() -> None:
+    job = parse_job(GOOD)
+    assert Job.model_validate(job.as_dict(), strict=False) == job
+
+
+UNKNOWN_KEYS = [
+    ("optimizer.learning_rte=1e-4", "optimizer.learning_rte: unknown key; did you mean optimizer.learning_rate?"),
+    ("learning_rate=1e-4", "learning_rate: belongs under optimizer: optimizer.learning_rate"),
+    ("num-epochs=3", "num-epochs: unknown key; use training.steps"),
+    ("training.num_train_epochs=3", "training.num_train_epochs: unknown key; use training.steps"),
+    (
+        "training.gradient_accumulation_steps=4",
+        "gradient_accumulation_steps is derived from training.global_batch, training.micro_batch and the data ranks",
+    ),
+    ("optimizer.steps=3", "optimizer.steps: belongs under training: training.steps"),
+    ("model.seed=3", "model.seed: belongs at the top level: seed"),
+    ("optimizer.schedule=3", "optimizer.schedule: belongs at the top level: schedule"),
+    ("training.global-batch=3", "training.global-batch: unknown key; did you mean training.global_batch?"),
+    ("lerning_rate=1", "lerning_rate: unknown key; did you mean optimizer.learning_rate?"),
+    ("parallel.zz=3", "parallel.zz: unknown key; accepted under parallel: pp, dp_replicate, dp_shard, cp, tp"),
+    ("zzz=3", "zzz: unknown key; accepted at the top level: name, seed, model"),
+    ("parallel.tensor_parallel_size=2", "use parallel.tp"),
+    ("batch_size=2", "use training.global_batch"),
+]
+
+
+@pytest.mark.parametrize(("override", "sentence"), UNKNOWN_KEYS)
+def test_unknown_key(override: str, sentence: str) -> None:
+    (problem,) = problems(GOOD, override)
+    assert sentence in problem
+
+
+WRONG_VALUES = [
+    ("training.micro_batch=-1", "training.micro_batch=-1: must be an integer of at least 1"),
+    ("training.micro_batch=0", "training.micro_batch=0: must be an integer of at least 1"),
+    ("training.steps=1.5", "training.steps=1.5: must be an integer of at least 1"),
+    ("training.steps=many", "training.steps=many: must be an integer of at least 1"),
+    ("data.sequence_length=0", "data.sequence_length=0: must be an integer of at least 1"),
+    ("checkpoint.keep_last=0", "checkpoint.keep_last=0: must be an integer of at least 1"),
+    ("parallel.tp=0", "parallel.tp=0: must be an integer of at least 1 or 'auto'"),
+    ("parallel.pp=all", "parallel.pp=all: must be an integer of at least 1 or 'auto'"),
+    ("parallel.cp=2", "parallel.cp=2: must be 1"),
+    ("hosts.device=gpu", "hosts.device=gpu: must be 'cpu' or 'cuda'"),
+    ("log.samples=yes", "log.samples=yes: must be true or false"),
+    ("log.samples=1", "log.samples=1: must be true or false"),
+    ("seed=-1", "seed=-1: must be an integer of at least 0 and below 4294967296"),
+    ("optimizer.learning_rate=0", "optimizer.learning_rate=0: must be a number greater than 0"),
+    ("optimizer.learning_rate=.inf", "optimizer.learning_rate=Infinity: must be a number greater than 0"),
+    ("optimizer.eps=.nan", "optimizer.eps=NaN: must be a number greater than 0"),
+    ("optimizer.betas=[0.9]", "optimizer.betas=[0.9]: must be a list of 2 values"),
+    ("optimizer.betas=[0.9, 1.0]", "each a number of at least 0 and below 1"),
+    ("optimizer=3", "optimizer=3: must be a mapping with the keys name, learning_rate"),
+    ("data=null", "data=null: must be a mapping with the keys uri, sequence_length"),
+    ("name=a b", "name=a b: use 1 to 63 letters"),
+    ("name=3", "name=3: must be text"),
+    ("model.hidden_size=66", "model: hidden_size=66 is not a multiple of num_attention_heads=4"),
+    ("model.num_key_value_heads=3", "model: num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
+    ("hosts.min=3", "hosts: max=1 is smaller than min=3"),
+    ("model.preset=llama-8b", "model.preset=llama-8b: must be one of tiny, llama3-8b, llama3-70b, llama3-405b"),
+    ("model=tiny", "model=tiny: write model: {preset: tiny}"),
+    ("schedule.warmup_steps=200", "schedule.warmup_steps=200: must be at most training.steps=100"),
+    ("schedule.min_lr=0.01", "schedule.min_lr=0.01: must be at most optimizer.learning_rate=0.0003"),
+    ("data.sequence_length=9000", "data.sequence_length=9000: must be at most model.max_position_embeddings=8192"),
+    ("tracking.uri=./mlruns", "tracking.uri=./mlruns: must start with"),
+    ("training.steps", "override 'training.steps': write section.key=value"),
+    ("=3", "override '=3': write section.key=value"),
+    ("name.first=3", "override 'name.first=3': name is 'good', a value and not a section"),
+    ("data.uri=[", "override 'data.uri=[': line 1, column 2"),
+]
+
+
+@pytest.mark.parametrize(("override", "sentence"), WRONG_VALUES)
+def test_wrong_value(override: str, sentence: str) -> None:
+    (problem,) = problems(GOOD, override)
+    assert sentence in problem
+
+
+def test_batch_that_does_not_divide_names_the_nearest() -> None:
+    (problem,) = problems(GOOD, "training.global_batch=30", "training.micro_batch=4", "parallel.dp_shard=4")
+    assert problem.startswith("training.global_batch=30: must be a multiple of training.micro_batch=4; nearest: 28, 32")
+    assert "4 data ranks" in problem
+    assert problem.endswith("= 16: 16, 32")
+
+
+def test_all_problems_are_told_at_once() -> None:
+    mistakes = {"optimizer.learning_rte": "1", "training.steps": "0", "parallel.tp": "x", "name": "-", "lr": "3"}
+    found = problems(GOOD, "nonsense", *(f"{key}={value}" for key, value in mistakes.items()))
+    assert len(found) == 6
+    for key in ("nonsense", *mistakes):
+        assert any(key in problem for problem in found), key
+
+
+def test_missing_sections_are_named() -> None:
+    found = problems("name: x\ntraining: {global_batch: 8}\n")
+    assert any(problem.startswith("model: is required") for problem in found)
+    assert any(problem.startswith("data: is required") for problem in found)
+    assert any(problem.startswith("training.steps: is required: an integer of at least 1") for problem in found)
+
+
+BAD_FILES = [
+    ("", "job.yaml: is empty"),
+    ("# only a comment\n", "job.yaml: is empty"),
+    ("- a\n- b\n", "job.yaml: holds a list; a job file is a mapping with the keys name"),
+    ("just text", "job.yaml: holds text"),
+    ("name: x\nmodel: {preset: tiny\ndata: 3\n", "job.yaml: line 3, column 5"),
+    ("a: b: c", "job.yaml: line 1, column 5"),
+    ("name: x\n\tseed: 3\n", "job.yaml: line 2, column 1: a tab is used for indentation"),
+    ("name: x\nseed: 1\nname: y\n", "job.yaml: line 3, column 1: the key 'name' appears twice"),
+    ("training:\n  steps: 1\n  steps: 2\n", "job.yaml: line 3, column 3: the key 'steps' appears twice"),
+    ("1: x\n", "job.yaml: line 1, column 1: the key 1 is not text"),
+    ("name: !!python/object/apply:os.getcwd []\n", "job.yaml: line 1, column 7: could not determine a constructor"),
+]
+
+
+@pytest.mark.parametrize(("text", "sentence"), BAD_FILES)
+def test_bad_file(text: str, sentence: str) -> None:
+    assert sentence in problems(text)[0]
+
+
+def test_paths_that_are_no_job_file(tmp_path: Path) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"name: \xff\xfe")
+    for path, sentence in (
+        (tmp_path / "absent.yaml", "absent.yaml: no such file"),
+        (tmp_path, "is a folder"),
+        (binary, "byte 6 is not UTF-8"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            load_job(path)
+
+
+def test_scalars_mean_what_people_mean() -> None:
+    text = GOOD.replace("name: good", "name: no").replace("steps: 100", "steps: 0100")
+    job = parse_job(text, ["optimizer.learning_rate=3e-4", "schedule.min_lr=1E-05"])
+    assert job.name == "no"
+    assert job.training.steps == 100
+    assert (job.optimizer.learning_rate, job.schedule.min_lr) == (3e-4, 1e-5)

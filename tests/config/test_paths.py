@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_train.config.load import parse_job
+from elastic_train.config.paths import HOME_VARIABLE, anchored, home
+from tests.config.job_files import GOOD
+
+
+def test_relative_paths_become_absolute_and_uris_stay() -> None:
+    job = anchored(parse_job(GOOD, ["data.uri=s3://bucket/data", "tracking.uri=sqlite:///db/ml.db"]), Path("/base"))
+    assert job.storage.uri == "/base/runs"
+    assert job.data.uri == "s3://bucket/data"
+    assert job.tracking.uri == "sqlite:////base/db/ml.db"
+    assert anchored(job, Path("/other")) == job
+
+
+def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(HOME_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert home() == tmp_path
+    unpacked = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    unpacked.mkdir(parents=True)
+    monkeypatch.chdir(unpacked)
+    assert home() == Path.home() / "elastic_train"
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "here"))
+    assert home() == tmp_path / "here"

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from statistics import NormalDist
+
+import pytest
+
+from elastic_train.data.order import CHUNK, WINDOW, Permutation, SampleOrder
+
+
+def epoch(num_samples: int, seed: int, number: int) -> list[int]:
+    order = SampleOrder(num_samples, seed)
+    return [order.sample_id(number * num_samples + index) for index in range(num_samples)]
+
+
+def chi_square_limit(degrees: int, p: float = 1e-4) -> float:
+    """Value that chi-square exceeds with probability ``p`` (Wilson and Hilferty, 1931)."""
+    part = 2 / (9 * degrees)
+    return float(degrees * (1 - part + NormalDist().inv_cdf(1 - p) * part**0.5) ** 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 97, 1000, 4099])
+def test_a_permutation_is_a_bijection_with_an_inverse(size: int) -> None:
+    permutation = Permutation(size, "key")
+    images = [permutation(index) for index in range(size)]
+    assert sorted(images) == list(range(size))
+    assert [permutation.inverse(image) for image in images] == list(range(size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, CHUNK - 1, CHUNK, CHUNK + 1, 97, WINDOW, WINDOW + 1, 3 * WINDOW + 7, 9973])
+def test_every_sample_comes_once_per_epoch(size: int) -> None:
+    for number in range(3):
+        assert sorted(epoch(size, 1, number)) == list(range(size))
+
+
+@pytest.mark.slow
+def test_every_sample_comes_once_in_a_large_epoch() -> None:
+    size = 10**6 + 3
+    seen = bytearray(size)
+    order = SampleOrder(size, 7)
+    for index in range(size):
+        seen[order.sample_id(size + index)] += 1
+    assert seen == b"\x01" * size
+
+
+def test_orders_differ_between_epochs_and_seeds_and_are_reproducible() -> None:  # DA-09
+    first, second, other = epoch(1000, 1, 0), epoch(1000, 1, 1), epoch(1000, 2, 0)
+    assert first != second and first != other and second != other
+    assert set(first) == set(second) == set(other)
+    assert (first, second, other) == (epoch(1000, 1, 0), epoch(1000, 1, 1), epoch(1000, 2, 0))
+    for one, two in ((first, second), (first, other)):  # independent permutations agree in about one place
+        assert sum(a == b for a, b in zip(one, two, strict=True)) < 10
+
+
+def test_the_order_is_the_same_in_every_process_and_version() -> None:
+    here = [SampleOrder(100_003, 5).sample_id(n) for n in (0, 1, 2, 5000, 100_002, 100_003, 10**12)]
+    code = (
+        "from elastic_train.data.order import SampleOrder\n"
+        "print([SampleOrder(100_003, 5).sample_id(n) for n in (0, 1, 2, 5000, 100_002, 100_003, 10**12)])"
+    )
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert there.strip() == str(here)
+    assert here == FROZEN  # checkpoints resume with this order: it must never change
+
+
+FROZEN = [97801, 5546, 19886, 69725, 8855, 98850, 33241]
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 16, 24])
+def test_every_place_is_equally_likely(size: int) -> None:
+    """Chi-square over seeds: sample 0 and the last sample land at every place equally often (p > 1e-4)."""
+    seeds = 3000
+    for sample in (0, size - 1):
+        places = Counter(epoch(size, seed, 0).index(sample) for seed in range(seeds))
+        expected = seeds / size
+        statistic = sum((places[place] - expected) ** 2 / expected for place in range(size))
+        assert statistic < chi_square_limit(size - 1)
+
+
+def test_all_orders_of_four_are_equally_likely() -> None:
+    """Chi-square over the 24 orders of 4 samples (p > 1e-4)."""
+    counts = Counter(tuple(epoch(4, seed, 0)) for seed in range(4800))
+    assert sum((counts[order] - 200) ** 2 / 200 for order in counts) + 200 * (24 - len(counts)) < chi_square_limit(23)
+
+
+def test_a_window_reads_few_places_and_a_batch_many() -> None:
+    ids = epoch(40 * WINDOW, 1, 0)
+    window = ids[WINDOW : 2 * WINDOW]
+    assert len({sample // CHUNK for sample in window}) <= WINDOW // CHUNK + 1
+    assert len({sample // CHUNK for sample in window[:64]}) > 40
+
+
+def test_no_samples() -> None:
+    with pytest.raises(ValueError, match="num_samples=0 must be at least 1"):
+        SampleOrder(0, 1)

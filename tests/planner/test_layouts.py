@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.config.load import parse_job
+from elastic_train.planner.constraints import check_layout
+from elastic_train.planner.layouts import LayoutChoice, NoLayout, check_job, choose_layout, layouts_of
+from tests.config.job_files import GOOD
+
+
+def job_of(*overrides: str) -> Job:
+    return parse_job(GOOD, overrides)
+
+
+def choose(hosts: int, *overrides: str) -> LayoutChoice:
+    job = job_of(*overrides)
+    return choose_layout(job.parallel, hosts, job.model, job.training, job.data)
+
+
+CHOICES = [
+    (1, (), Layout(), 0),
+    (4, (), Layout(dp_shard=4), 0),
+    (3, ("parallel.pp=2",), Layout(pp=2), 1),
+    (4, ("parallel.pp=2",), Layout(pp=2, dp_shard=2), 0),
+    (5, ("parallel.tp=2", "parallel.dp_shard=2"), Layout(dp_shard=2, tp=2), 1),
+    # 8 slots: more than 8 data ranks would have nothing to do
+    (11, (), Layout(dp_shard=8), 3),
+    # auto tensor parallelism is used only where the data axis cannot take all hosts
+    (6, ("parallel.tp=auto",), Layout(dp_shard=6), 0),
+    (16, ("parallel.tp=auto",), Layout(dp_shard=8, tp=2), 0),
+    (16, ("parallel.tp=auto", "parallel.pp=auto", "parallel.dp_replicate=auto"), Layout(dp_shard=8, tp=2), 0),
+    (8, ("parallel.dp_replicate=auto",), Layout(dp_shard=8), 0),
+    (8, ("parallel.dp_replicate=2",), Layout(dp_replicate=2, dp_shard=4), 0),
+]
+
+
+@pytest.mark.parametrize(("hosts", "overrides", "layout", "spares"), CHOICES)
+def test_choice(hosts: int, overrides: tuple[str, ...], layout: Layout, spares: int) -> None:
+    choice = choose(hosts, *overrides)
+    assert (choice.layout, choice.spares) == (layout, spares)
+    assert choice.used_hosts + choice.spares == hosts
+    assert choice.reasons
+
+
+def test_smaller_tp_comes_before_smaller_pp() -> None:
+    # pp2 x dp_shard8 and pp4 x dp_shard4 have fewer micro-batches per data rank than stages, so tp it is.
+    choice = choose(16, "parallel.tp=auto", "parallel.pp=auto")
+    alternatives = [
+        layout
+        for layout in layouts_of(job_of("parallel.tp=auto", "parallel.pp=auto").parallel, 16)
+        if not check_layout(job_of().model, job_of().training, job_of().data, layout)
+    ]
+    assert choice.layout in alternatives
+    assert choice.layout.tp == min(layout.tp for layout in alternatives)
+
+
+def test_too_few_hosts_says_how_many_would_do() -> None:
+    with pytest.raises(
+        NoLayout, match=r"3 hosts cannot hold parallel.pp=2 x parallel.tp=2: at least 4 hosts are needed"
+    ):
+        choose(3, "parallel.pp=2", "parallel.tp=2")
+
+
+def test_violated_constraints_are_told_whatever_the_hosts() -> None:
+    with pytest.raises(NoLayout, match=r"no number of hosts .*num_key_value_heads=2 is not divisible by tp=4"):
+        choose(64, "parallel.tp=4")
+
+
+def test_uneven_slots_are_said() -> None:
+    assert any("8 slots over 3 data ranks" in reason for reason in choose(3).reasons)
+
+
+def test_every_enumerated_layout_has_the_size_and_keeps_the_fixed_axes() -> None:
+    parallel = job_of("parallel.pp=2", "parallel.tp=auto", "parallel.dp_replicate=auto").parallel
+    layouts = list(layouts_of(parallel, 24))
+    assert len(layouts) == len(set(layouts)) == 18  # 12 = 2^2 x 3 over three axes: C(4, 2) x C(3, 2)
+    assert all(layout.world_size == 24 and layout.pp == 2 for layout in layouts)
+    assert not list(layouts_of(parallel, 23))
+
+
+def test_check_job() -> None:
+    assert check_job(job_of()) == []
+    (problem,) = check_job(job_of("parallel.pp=2"))
+    assert problem.startswith("hosts.min=1: 1 host cannot hold parallel.pp=2")
+    heads = ("model.hidden_size=640", "model.num_attention_heads=40", "model.num_key_value_heads=8", "parallel.tp=3")
+    problems = check_job(job_of(*heads))
+    for number in ("num_attention_heads=40", "num_key_value_heads=8", "intermediate_size=128", "sequence_length=32"):
+        assert any(number in problem and "tp=3" in problem for problem in problems), number

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from elastic_train.data.corpus import open_corpus
+from elastic_train.data.prepare import prepare
+from tests.training.synthetic import small_job
+
+ROOT = Path(__file__).parents[2]
+BLOCK_IMPORTS = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("ray", "mlflow"):
+            raise ImportError(f"{name} is blocked in this test")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job of four steps on a small data set."""
+    folder = tmp_path_factory.mktemp("main")
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(40):
+        words = " ".join(f"word{number * index % 97}" for index in range(200))
+        (texts / f"{number}.txt").write_text(words)
+    prepare(open_corpus(str(texts)), str(folder / "data"), 300)
+    job = small_job(
+        model={"vocab_size": 300},
+        data={"uri": str(folder / "data")},
+        training={"steps": 4},
+        schedule={"warmup_steps": 2},
+    )
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job.as_dict()))
+    (folder / "sitecustomize.py").write_text(BLOCK_IMPORTS)
+    return path
+
+
+def torchrun(ranks: int, job_file: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=f"{job_file.parent}:{ROOT}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command += ["-m", "elastic_train.training", str(job_file), *overrides]
+    return subprocess.run(command, env=environment, cwd=job_file.parent, capture_output=True, text=True, timeout=200)
+
+
+def metrics(result: subprocess.CompletedProcess[str]) -> list[dict[str, float]]:
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_runs_under_torchrun_without_ray_and_mlflow(job_file: Path) -> None:
+    alone, parallel = (metrics(torchrun(ranks, job_file)) for ranks in (1, 3))
+    assert [line["step"] for line in alone] == [1, 2, 3, 4]
+    assert alone[0]["valid_tokens"] == 8 * 32
+    for key in ("loss", "grad_norm", "lr"):
+        assert [line[key] for line in parallel] == pytest.approx([line[key] for line in alone], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_errors_of_the_user_are_one_line(job_file: Path) -> None:
+    result = torchrun(1, job_file, "model.vocab_size=100")
+    assert result.returncode != 0
+    assert "model.vocab_size=100 must be at least 300, as in the data" in result.stderr
