@@ -110,13 +110,11 @@ def union_volume(boxes: Iterable[Box]) -> int:
         return 1
     if len(unique) == 1:
         return math.prod(next(iter(unique))[1])
-    edges = [np.unique([e for begin, size in unique for e in (begin[d], begin[d] + size[d])]) for d in range(ndim)]
-    inside = np.zeros([len(e) - 1 for e in edges], dtype=bool)
-    for offsets, sizes in unique:
-        cells = tuple(
-            slice(*np.searchsorted(edges[d], (offsets[d], offsets[d] + sizes[d])).tolist()) for d in range(ndim)
-        )
-        inside[cells] = True
+    edges = [sorted({edge for begin, size in unique for edge in (begin[d], begin[d] + size[d])}) for d in range(ndim)]
+    cells = [{edge: index for index, edge in enumerate(inner)} for inner in edges]
+    inside = np.zeros([len(inner) - 1 for inner in edges], dtype=bool)
+    for begin, size in unique:
+        inside[tuple(slice(cells[d][begin[d]], cells[d][begin[d] + size[d]]) for d in range(ndim))] = True
     volumes: Any = inside
     for d in reversed(range(ndim)):
         volumes = volumes @ np.diff(edges[d])

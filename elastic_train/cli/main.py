@@ -9,8 +9,8 @@ from __future__ import annotations
 import typer
 
 from elastic_train.cli import checkpoint, data, jobs
-from elastic_train.cli.quickstart import quickstart
 from elastic_train.cli.guard import GuardedGroup
+from elastic_train.cli.quickstart import quickstart
 
 app = typer.Typer(
     name="elastic-train",

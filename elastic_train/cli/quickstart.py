@@ -70,7 +70,9 @@ def _prepare(job: Job, corpus: str, console: Console) -> None:
 
     with progress_bar() as progress:
         source = open_corpus(corpus)
-        made = prepare(source, job.data.uri, job.model.vocab_size, storage=job.storage, progress=phase_reporter(progress))
+        made = prepare(
+            source, job.data.uri, job.model.vocab_size, storage=job.storage, progress=phase_reporter(progress)
+        )
     manifest = made.manifest
     console.print(
         f"[bold]data[/bold]     {corpus}: {manifest.documents:,} files, {manifest.inputs.corpus_bytes / 1e6:.1f} MB, "
@@ -169,20 +171,32 @@ def _facts(lines: list[dict[str, Any]], ledger: list[dict[str, Any]], drill: Dri
     after = next(line for line in lines if line["time"] > drill.killed_at and line["generation"] > before["generation"])
     formed = next(event for event in ledger if event.get("generation") == after["generation"] and "layout" in event)
     facts += [
-        ("node killed", f"after step {before['step']} in layout {before['layout']} (SIGKILL of the raylet and its processes)"),
+        ("node killed", f"after step {before['step']} in layout {before['layout']} (SIGKILL of all its processes)"),
         ("loss around it", f"{before['loss']:.3f} before, {after['loss']:.3f} after"),
         ("steps lost", str(before["step"] - formed["step"])),
-        ("recovered in", f"{after['time'] - drill.killed_at:.2f} s to the next finished step, in layout {after['layout']}"),
+        (
+            "recovered in",
+            f"{after['time'] - drill.killed_at:.2f} s to the next finished step, in layout {after['layout']}",
+        ),
     ]
     grown = next((e for e in ledger if e.get("cause") == "growth" and e["event"] == "generation_formed"), None)
     if grown is not None:
-        facts.append(("node taken in", f"at step {grown['step']}, layout {grown['layout']}, pause {grown['recovery_seconds']:.2f} s"))
+        facts.append(
+            (
+                "node taken in",
+                f"at step {grown['step']}, layout {grown['layout']}, pause {grown['recovery_seconds']:.2f} s",
+            )
+        )
     return facts
 
 
 def _places(outcome: Outcome, plot: Path, exported: Path) -> list[tuple[str, str]]:
     tracking = outcome.tracking
-    places = [("loss plot", str(plot)), ("model", f"{exported} (Hugging Face format)"), ("job folder", outcome.job_folder)]
+    places = [
+        ("loss plot", str(plot)),
+        ("model", f"{exported} (Hugging Face format)"),
+        ("job folder", outcome.job_folder),
+    ]
     if tracking.get("ui_command"):
         places.append(("MLflow", f"{tracking['ui_command']}   (run {tracking['run_id']})"))
     return places

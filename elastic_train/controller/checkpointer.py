@@ -27,7 +27,7 @@ class UploadFailed(Exception):
 
 
 class Checkpointer:
-    """Saves finished steps one at a time; a save that is still going on makes the next one wait its turn or be skipped."""
+    """Saves finished steps, one at a time."""
 
     def __init__(self, job: Job, folder: JobFolder, inventory: Inventory, hosts: Mapping[int, HostRecord]) -> None:
         self._job, self._folder, self._inventory, self._hosts = job, folder, inventory, hosts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,9 +40,7 @@ def job_status(name: str, address: str | None = None) -> dict[str, Any] | None:
 
 
 def stop_job(name: str, address: str | None = None, grace: float = 60.0) -> bool:
-    """Ask a running job to checkpoint and end; False when it is not running. Waits up to ``grace`` seconds for the end."""
-    import time
-
+    """Ask a running job to checkpoint and end, and wait up to ``grace`` seconds; False when it is not running."""
     import ray
 
     with _coordinator(name, address) as actor:

@@ -12,11 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
-from elastic_train.checkpoint.retention import set_aside
-from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer
@@ -31,12 +28,10 @@ from elastic_train.controller.members import (
     step_line,
 )
 from elastic_train.controller.rendezvous_client import Rendezvous
+from elastic_train.controller.restore_plan import RestorePlan, plan_restore
+from elastic_train.controller.resumption import find_checkpoint, open_data
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message, WireError, token_matches
-from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import Manifest, read_manifest
-from elastic_train.data.order import SampleOrder
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
-from elastic_train.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -124,28 +119,24 @@ class Coordinator:
         return address
 
     def _open_job(self) -> None:
-        manifest, self._checkpointer.data_digest = read_manifest(Store.open(self.job.data.uri, self.job.storage))
-        order = _order(self.job, manifest)
+        data = open_data(self.job)
+        self._checkpointer.data_digest = data.digest
         if self.job.log.samples:
-            self._samples = partial(_sample_ids, order, self.job.training.global_batch)
+            self._samples = data.sample_ids
         self._generation_count = self._folder.last_generation()
-        self._choose_checkpoint(())
+        self._choose_checkpoint()
         self.finished_step = self._checkpoint_step or 0
         dropped = self._folder.roll_back(self.finished_step)
         if dropped or self._checkpoint_step is not None:
             self._record("resumed", step=self.finished_step, steps_to_repeat=dropped)
         self._record("job_started", step=self.finished_step, steps=self.job.training.steps)
 
-    def _choose_checkpoint(self, damaged: Collection[int]) -> None:
-        """Find the newest checkpoint that is whole; what is passed over is said and put out of the way."""
-        store = self._folder.store
-        chosen = choose_checkpoint(store, exclude=damaged)
+    def _choose_checkpoint(self, damaged: Collection[int] = ()) -> None:
+        chosen = find_checkpoint(self._folder.store, damaged)
         for sentence in chosen.refused:
             self._record("checkpoint_refused", detail=sentence)
-        for step in [*damaged, *chosen.refused_steps]:
-            set_aside(store, step)
-        self._checkpoint_step = chosen.manifest.step if chosen.manifest else None
-        self._checkpointer.committed_step = self._checkpoint_step or 0
+        self._checkpoint_step = chosen.step
+        self._checkpointer.committed_step = chosen.step or 0
 
     def stop(self, reason: str) -> None:
         """End the job gracefully: checkpoint the newest finished step, then let everybody go."""
@@ -478,8 +469,8 @@ class Coordinator:
         self._cancel_plan()
         self._growth_due = False
         choice = self._choice(self._live())
-        restore, start_step = self._restore_plan()
-        self._rebase(start_step)
+        restore = plan_restore(self._inventory, self._nodes(), self._checkpoint_step)
+        self._rebase(restore.step)
         if choice is None:
             self._wait(cause)
             return
@@ -487,8 +478,8 @@ class Coordinator:
         number, layout = self._generation_count, choice.layout
         members = order_members(self._live(), layout.world_size)
         partners = [choose_partners(members, rank, self.job.snapshot.partners) for rank in range(len(members))]
-        self._folder.decide(generation=number, layout=layout.as_dict(), step=start_step, cause=cause.kind)
-        self.generation = Generation(number, layout, members, partners, start_step, cause, finished_step=start_step)
+        self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
+        self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
         self.state, self.message = State.FORMING, ""
         self._inventory.open_generation(number, layout.world_size)
         self._layouts[number] = layout
@@ -506,21 +497,6 @@ class Coordinator:
         for host in self.hosts.values():
             host.connection.send({"type": "release"})
 
-    def _restore_plan(self) -> tuple[dict[str, Any], int]:
-        """What every rank of the next generation starts from; one decision for all."""
-        snapshots = self._inventory.newest_complete(self._nodes())
-        committed = self._checkpoint_step or 0
-        if snapshots is not None and snapshots.step >= committed:
-            return {
-                "kind": "snapshots",
-                "step": snapshots.step,
-                "generation": snapshots.generation,
-                "set": snapshots,
-            }, snapshots.step
-        if self._checkpoint_step is not None:
-            return {"kind": "checkpoint", "step": committed}, committed
-        return {"kind": "fresh"}, 0
-
     def _rebase(self, step: int) -> None:
         """Make the log agree with the step that is restored."""
         if self.generation is not None:
@@ -531,12 +507,10 @@ class Coordinator:
             self._folder.roll_back(step)
             self.finished_step = step
 
-    def _assignment(self, rank: int, restore: dict[str, Any]) -> Message:
+    def _assignment(self, rank: int, restore: RestorePlan) -> Message:
         generation = self.generation
         assert generation is not None
-        plan = {key: value for key, value in restore.items() if key != "set"}
-        if restore["kind"] == "snapshots":
-            plan["parts"] = self._parts(generation.members[rank], restore["set"])
+        partners = generation.partners[rank]
         return {
             "type": "assign",
             "generation": generation.number,
@@ -544,46 +518,6 @@ class Coordinator:
             "layout": generation.layout.as_dict(),
             "store": list(self._rendezvous.endpoint),
             "start_step": generation.start_step,
-            "restore": plan,
-            "partners": [
-                {"address": list(partner.byte_address), "node": partner.node} for partner in generation.partners[rank]
-            ],
+            "restore": restore.directions(generation.members[rank], self.hosts.values(), self._inventory),
+            "partners": [{"address": list(partner.byte_address), "node": partner.node} for partner in partners],
         }
-
-    def _parts(self, host: HostRecord, snapshots: SnapshotSet) -> list[dict[str, Any]]:
-        """Where ``host`` finds each old rank's image: on its own node, else on the first live node that has it."""
-        parts = []
-        for rank, holders in sorted(snapshots.holders.items()):
-            servers = [other for other in self.hosts.values() if other.node in holders]
-            local = host.node in holders
-            held = holders[host.node if local else servers[rank % len(servers)].node]
-            server = host if local else next(other for other in servers if other.node == held.node)
-            parts.append(
-                {
-                    "description": self._inventory.descriptions[snapshots.generation, rank],
-                    "local": local,
-                    "image": f"{host.pool}/{held.image}" if local else held.image,
-                    "address": list(server.byte_address),
-                }
-            )
-        return parts
-
-
-def _order(job: Job, manifest: Manifest) -> SampleOrder:
-    """The order of the job's samples. Raises DataError when the data does not fit the job."""
-    vocabulary = manifest.tokenizer.vocab_size
-    if vocabulary > job.model.vocab_size:
-        raise DataError(
-            f"model.vocab_size={job.model.vocab_size} is smaller than the {vocabulary} entries of the tokenizer in {job.data.uri}"
-        )
-    samples = (manifest.tokens - 1) // job.data.sequence_length
-    if samples < job.training.global_batch:
-        raise DataError(
-            f"{samples} sequences in {job.data.uri} < global batch {job.training.global_batch}; use more text or shorter sequences"
-        )
-    return SampleOrder(samples, job.seed)
-
-
-def _sample_ids(order: SampleOrder, global_batch: int, step: int) -> list[int]:
-    """Sample ids of a step, in slot order."""
-    return [order.sample_id(index) for index in range((step - 1) * global_batch, step * global_batch)]

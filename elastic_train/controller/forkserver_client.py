@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -43,10 +44,8 @@ class TrainerProcess:
         """SIGKILL, now or as soon as the process exists. A pidfd, so that a reused pid is never hit."""
         self._killed = True
         if self._pidfd is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended by itself
             self.release()
 
     def release(self) -> None:

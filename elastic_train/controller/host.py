@@ -1,7 +1,7 @@
-"""A host: the long-lived process that owns one seat. It forks trainers, keeps and moves their snapshots, never computes.
+"""A host: the long-lived process that owns one seat. It forks trainers and moves their snapshots, it never computes.
 
-It imports neither torch nor mlflow. Its whole life is one connection to the coordinator: what arrives there is obeyed in
-order, and when the connection ends or falls silent the host kills its trainer before the others go on without it.
+It imports neither torch nor mlflow. Its whole life is one connection to the coordinator: what arrives there is obeyed
+in order, and when the connection ends or falls silent the host kills its trainer before the others go on without it.
 """
 
 from __future__ import annotations

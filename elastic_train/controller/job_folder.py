@@ -76,7 +76,8 @@ class JobFolder:
     def _check(self, record: dict[str, Any]) -> None:
         if record["format_version"] != FORMAT_VERSION:
             raise JobMismatch(
-                f"{self.store.uri}/job.json has format version {record['format_version']}; this program reads {FORMAT_VERSION}"
+                f"{self.store.uri}/job.json has format version {record['format_version']}; "
+                f"this program reads {FORMAT_VERSION}"
             )
         ours, theirs = identity(self._job), record["identity"]
         changed = [f"{key}={ours[key]!r} (there: {theirs.get(key)!r})" for key in ours if ours[key] != theirs.get(key)]

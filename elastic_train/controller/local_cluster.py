@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on one machine: a head and worker nodes, each a real raylet with an address of its own.
+"""A Ray cluster of several nodes on one machine: a head and worker nodes, each a real raylet with its own address.
 
 For the quickstart, tests and benchmarks. Each node is one process tree, so that killing the tree is the death of the
 node. Addresses are 127.0.0.2 (head), 127.0.0.3, ...
@@ -167,7 +167,7 @@ def _share_token() -> None:
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM (which ``ray start --block`` answers by ending its node) when our process ends in any way."""
+    """In the child: SIGTERM when our process ends in any way; ``ray start --block`` answers it by ending its node."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -39,7 +39,7 @@ class CoordinatorActor:
         self._tracking = TrackingFeed(self._job)
 
     async def start(self) -> dict[str, Any]:
-        """Open the job and listen; ``{"address": [ip, port]}``, or ``{"problem": sentence}`` when it cannot be opened."""
+        """Open the job and listen: ``{"address": [ip, port]}``, or ``{"problem": sentence}`` if that cannot be."""
         self._coordinator = Coordinator(self._job, ray.util.get_node_ip_address(), self._token, self._on_event)
         self._coordinator.on_opened = self._tracking.start
         try:

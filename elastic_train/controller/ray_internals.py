@@ -1,4 +1,4 @@
-"""Everything we use of Ray Train that is not public API, in one place. ``tests/controller/test_ray_contract.py`` guards it.
+"""Everything we use of Ray Train that is not public API, in one place; ``test_ray_contract.py`` guards it.
 
 Three things are bent. A worker group whose workers die stays RUNNING, so that the survivors' processes are untouched
 (a ``WorkerGroupCallback`` that rewrites the poll status). The size of the group and the replacement of lost workers are
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.train import RunConfig, ScalingConfig
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import (
     NoopDecision,
@@ -24,8 +23,11 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingPolicy,
 )
 from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus, WorkerGroupState, WorkerStatus
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from elastic_train.config.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ _JOINER_PAUSE_SECONDS = 2.0
 """A host that dies at once is not started again faster than this."""
 
 
-class ToleratesLostWorkers(WorkerGroupCallback):  # type: ignore[misc]
+class ToleratesLostWorkers(WorkerGroupCallback):
     """Keeps the worker group RUNNING as long as one of its workers lives or has ended well."""
 
     def after_worker_group_poll_status(self, worker_group_status: WorkerGroupPollStatus) -> None:
@@ -51,7 +53,7 @@ class ToleratesLostWorkers(WorkerGroupCallback):  # type: ignore[misc]
             statuses[rank] = WorkerStatus(running=False, return_value=LOST)
 
 
-class HostPolicy(ScalingPolicy):  # type: ignore[misc]
+class HostPolicy(ScalingPolicy):
     """As many hosts as there are seats between ``minimum`` and ``maximum``; what is lost is asked for again, for ever.
 
     Pending replacements are pending actors, which is also how the job's wish reaches the Ray autoscaler.
@@ -114,6 +116,7 @@ class HostPolicy(ScalingPolicy):  # type: ignore[misc]
         for worker, status in zip(workers, statuses.values(), strict=True):
             if not status.running:
                 bundle = worker.placement_group_bundle_index
+                assert bundle is not None  # Ray Train places every worker in a bundle
                 self._ask(bundle, worker_group_state.placement_group_handle.placement_group)
         for seat in range(len(workers), self._maximum):
             self._ask(seat, None)
@@ -144,7 +147,7 @@ class HostPolicy(ScalingPolicy):  # type: ignore[misc]
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=seat
             )
-        actor = ray.remote(_JoinerHost).options(**options).remote()
+        actor: Any = ray.remote(_JoinerHost).options(**options).remote()
         self._actors[seat] = actor
         self._joiners[seat] = actor.run.remote(self._run_host)
 
@@ -164,15 +167,32 @@ def count_seats(seat: dict[str, float]) -> int:
     return sum(int(min(node.get(name, 0.0) // amount for name, amount in seat.items() if amount)) for node in free)
 
 
-class HostTrainer(DataParallelTrainer):  # type: ignore[misc]
+class HostTrainer(DataParallelTrainer):
     """Ray Train's trainer with a scaling policy of ours."""
 
-    def __init__(
-        self, run_host: Callable[[], str], policy: ScalingPolicy, scaling_config: ScalingConfig, run_config: RunConfig
-    ) -> None:
-        super().__init__(lambda: run_host(), scaling_config=scaling_config, run_config=run_config)
+    def __init__(self, run_host: Callable[[], str], policy: ScalingPolicy, run_config: RunConfig) -> None:
+        super().__init__(
+            lambda: run_host(),
+            scaling_config=policy.scaling_config,  # type: ignore[arg-type]  # annotated with the class of V1
+            run_config=run_config,  # type: ignore[arg-type]
+        )
         self._policy = policy
 
     def _initialize_and_run_controller(self, **controller_init_kwargs: Any) -> Any:
         controller_init_kwargs["scaling_policy"] = self._policy
         return super()._initialize_and_run_controller(**controller_init_kwargs)
+
+
+def host_trainer(
+    job: Job, run_host: Callable[[], str], *, on_controller: Callable[[Any], None], folder: str
+) -> HostTrainer:
+    """The trainer whose ``fit()`` starts, places and keeps the hosts of ``job``; ``folder`` takes Ray Train's own files."""
+    cuda = job.hosts.device == "cuda"
+    seat = {"CPU": job.hosts.cpus} | ({"GPU": 1.0} if cuda else {})
+    scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=seat, use_gpu=cuda)
+    policy = HostPolicy(scaling, job.hosts.min, job.hosts.max, job.hosts.start_wait_seconds, run_host, on_controller)
+    callbacks: list[Any] = [ToleratesLostWorkers()]
+    failures = FailureConfig(max_failures=-1)  # ours to count: the coordinator ends a job that cannot go on
+    return HostTrainer(
+        run_host, policy, RunConfig(name=job.name, storage_path=folder, callbacks=callbacks, failure_config=failures)
+    )

@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from elastic_train.controller.forkserver import die_with_parent, name_process
 

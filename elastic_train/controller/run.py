@@ -1,4 +1,4 @@
-"""Running a job from a driver process: Ray, coordinator, Ray Train's ``fit()``, signals, and everything gone at the end."""
+"""Running a job from a driver process: Ray, coordinator, Ray Train's ``fit()``, signals, and a clean end."""
 
 from __future__ import annotations
 
@@ -208,8 +208,16 @@ class _Run:
     def _fit(self, address: tuple[str, int]) -> None:
         """Ray Train's part: starts, places and ranks the hosts, and keeps them until they return."""
         try:
-            _host_trainer(
-                self._job, self._coordinator, address, self._token, self._run_id, self._ray_train_folder
+            from elastic_train.controller.ray_actors import HostLauncher
+            from elastic_train.controller.ray_internals import host_trainer
+
+            run_host = HostLauncher(self._job.as_dict(), address, self._token, self._run_id)
+            coordinator = self._coordinator
+            host_trainer(
+                self._job,
+                run_host,
+                on_controller=lambda controller: coordinator.register_controller.remote(controller),
+                folder=self._ray_train_folder,
             ).fit()
         except BaseException as error:
             self._fit_error = error
@@ -259,29 +267,3 @@ class _Run:
 
 def _ended(status: Status) -> bool:
     return status["state"] in ("finished", "failed", "killed")
-
-
-def _host_trainer(job: Job, coordinator: Any, address: tuple[str, int], token: str, run_id: str, folder: str) -> Any:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-
-    from elastic_train.controller.ray_actors import HostLauncher
-    from elastic_train.controller.ray_internals import HostPolicy, HostTrainer, ToleratesLostWorkers
-
-    run_host = HostLauncher(job.as_dict(), address, token, run_id)
-    seat = {"CPU": job.hosts.cpus} | ({"GPU": 1.0} if job.hosts.device == "cuda" else {})
-    scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=seat, use_gpu=job.hosts.device == "cuda")
-    policy = HostPolicy(
-        scaling,
-        job.hosts.min,
-        job.hosts.max,
-        job.hosts.start_wait_seconds,
-        run_host,
-        lambda controller: coordinator.register_controller.remote(controller),
-    )
-    run_config = RunConfig(
-        name=job.name,
-        storage_path=folder,
-        callbacks=[ToleratesLostWorkers()],
-        failure_config=FailureConfig(max_failures=-1),
-    )
-    return HostTrainer(run_host, policy, scaling, run_config)

@@ -68,7 +68,8 @@ class Tracker:
         self._on_answer = on_answer
         self._deadline = deadline_seconds
         self._queue: queue.Queue[str | None] = queue.Queue(QUEUE_MESSAGES)
-        self._dropped = 0
+        self._steps = 0
+        self._done = False
         self._closing = threading.Event()
         self.result = TrackingResult()
         self._process = _start(uri, experiment, log, deadline_seconds)
@@ -83,11 +84,10 @@ class Tracker:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue one message (see ``elastic_train.tracking.writer``). A full queue drops it and counts a lost step."""
-        try:
+        """Queue one message (see ``elastic_train.tracking.writer``). A full queue drops it; a step is then lost."""
+        self._steps += message.get("type") == "step"
+        with contextlib.suppress(queue.Full):
             self._queue.put_nowait(json.dumps(message))
-        except queue.Full:
-            self._dropped += message.get("type") == "step"
 
     def close(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> TrackingResult:
         """End the run as ``status`` and wait for the writer, at most the deadline (and the time to end it) long."""
@@ -101,7 +101,8 @@ class Tracker:
                 self._warn("the tracking process does not read; it is ended")
                 end = time.monotonic()
             self._await_exit(max(end - time.monotonic(), 0.0))
-            self.result.lost += self._dropped
+            # Whatever became of them on the way: full queue, full pipe, dead writer, refused, out of time.
+            self.result.lost = self._steps - self.result.delivered
         return self.result
 
     def _await_exit(self, seconds: float) -> None:
@@ -120,7 +121,7 @@ class Tracker:
                 pipe.write(line + "\n")
                 pipe.flush()
         except (BrokenPipeError, ValueError):
-            self._warn("the tracking process has ended early; later points are lost")
+            pass  # the reading thread sees the end, too, and says so
         finally:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
@@ -133,6 +134,8 @@ class Tracker:
             except ValueError:  # a library printed something
                 continue
             self._take(answer)
+        if not self._done:
+            self._warn("the tracking process has ended early; points that it had not delivered are lost")
 
     def _take(self, answer: dict[str, Any]) -> None:
         kind = answer.get("type")
@@ -140,8 +143,10 @@ class Tracker:
             self.result.run_id, self.result.ui_command = answer["run_id"], answer["ui_command"]
         elif kind == "warning":
             self.result.warnings.append(answer["message"])
+        elif kind == "progress":
+            self.result.delivered = answer["delivered"]
         elif kind == "done":
-            self.result.delivered, self.result.lost = answer["delivered"], answer["lost"]
+            self.result.delivered, self._done = answer["delivered"], True
         if self._on_answer is not None:
             self._on_answer(answer)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from elastic_train.checkpoint.capture import Capture
 from elastic_train.checkpoint.description import Description
@@ -25,7 +25,7 @@ from elastic_train.checkpoint.image import Image, image_name
 from elastic_train.checkpoint.manifest import load_manifest
 from elastic_train.checkpoint.reader import Part, restore
 from elastic_train.checkpoint.restore_checkpoint import parts_of
-from elastic_train.checkpoint.sources import ImageSource, RemoteSource
+from elastic_train.checkpoint.sources import ChunkSource, ImageSource, RemoteSource
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.control_block import ControlBlock
@@ -113,7 +113,7 @@ class Trainer:
     def _snapshot_parts(self, plan: dict[str, Any]) -> list[Part]:
         parts = []
         for entry in plan["parts"]:
-            source: ImageSource | RemoteSource
+            source: ChunkSource
             if entry["local"]:
                 source = ImageSource(Path(entry["image"]), plan["step"])
             else:

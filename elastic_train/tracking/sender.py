@@ -80,8 +80,9 @@ class Sender:
         steps = sum(message["type"] == "step" for message in group)
         if self._disabled:
             self._refused += steps
-        else:
+        elif steps:
             self._delivered += steps
+            self._answer({"type": "progress", "delivered": self._delivered})
 
     def _pause(self, seconds: float) -> None:
         if self._hurry.is_set():

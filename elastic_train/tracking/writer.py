@@ -3,7 +3,8 @@
 JSON lines on stdin, from the coordinator:
 ``job`` (name, params, config_yaml, run_id, tags), ``generation`` (generation, layout, hosts, cause, step, *_seconds),
 ``step`` (step, metrics, time), ``event`` (event, time, ...), ``artifact`` (path, name), ``finish`` (status).
-JSON lines on stdout: ``run`` (run_id, experiment_id, ui_command), ``warning`` (message), ``done`` (delivered, lost).
+JSON lines on stdout: ``run`` (run_id, experiment_id, ui_command), ``progress`` (delivered), ``warning`` (message),
+``done`` (delivered, lost, finished).
 
 The tracking URI comes in MLFLOW_TRACKING_URI, never on the command line, where every user of the machine could read it.
 Reading never waits for the server. The end of stdin without ``finish`` means that the coordinator died: KILLED.
@@ -34,6 +35,8 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 """MLflow's own retries block for minutes; ours keep the order and say what is lost."""
+REQUIRED = {"job": ("name",), "generation": ("generation",), "step": ("step", "metrics"), "artifact": ("path",)}
+"""Fields without which a message of a type says nothing."""
 NICENESS = 10
 """Tracking gives way to training on a busy machine."""
 
@@ -86,8 +89,12 @@ def read_messages(outbox: Outbox, answer: Callable[[dict[str, Any]], None]) -> N
             try:
                 message = json.loads(line)
                 kind = message["type"]
+                absent = [field for field in REQUIRED.get(kind, ()) if field not in message]
             except (ValueError, TypeError, KeyError):
                 answer({"type": "warning", "message": f"not a message: {line.strip()[:80]!r}"})
+                continue
+            if absent:
+                answer({"type": "warning", "message": f"a {kind} message without {', '.join(absent)}"})
                 continue
             outbox.put(message)
             if kind == "finish":

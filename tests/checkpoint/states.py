@@ -1,4 +1,4 @@
-"""Global states cut into the shards of many layouts, without any process group: planning is each rank's own business."""
+"""Global states cut into the shards of many layouts; no process group, since each rank plans for itself."""
 
 from __future__ import annotations
 

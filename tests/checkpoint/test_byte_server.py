@@ -137,7 +137,7 @@ def test_bad_requests_are_refused_with_a_reason_and_the_connection_goes_on(
 
 def test_a_torn_image_is_not_served(server: ByteServer, tmp_path: Path) -> None:
     make_image(tmp_path / "served").begin(7)
-    with pytest.raises(SourceError, match="refused: .*WRITING at step 7; step 5 is wanted"):
+    with pytest.raises(SourceError, match=r"refused: .*WRITING at step 7; step 5 is wanted"):
         RemoteSource(server.address, TOKEN, NAME, step=5).read(0, 1)
 
 

@@ -74,14 +74,14 @@ def test_when_none_can_be_loaded_the_error_lists_why(store: Store, tmp_path: Pat
         save_and_commit(store, tmp_path, even_layout(some_tensors(step), 1), step)
     flip(store, object_path(20, 1, 0), 7)
     store.delete(object_path(10, 1, 0))
-    with pytest.raises(CheckpointError, match="no checkpoint in .* can be loaded: .*step 20 .*; .*step 10 "):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be loaded: .*step 20 .*; .*step 10 "):
         restore_from_checkpoint(emptied(even_layout(some_tensors(10), 1)[0]), store)
 
 
 def test_another_model_is_an_error_and_no_reason_to_fall_back(store: Store, tmp_path: Path) -> None:
     for step in (10, 20):
         save_and_commit(store, tmp_path, even_layout(some_tensors(step), 1), step)
-    with pytest.raises(RestoreError, match="param.other is missing"):
+    with pytest.raises(RestoreError, match=r"param\.other is missing"):
         state = even_layout(some_tensors(1), 1)[0]
         restore_from_checkpoint({"param.other": state["param.half"]}, store)
 

@@ -1,0 +1,71 @@
+"""Opening a job: does its data fit, and where does an earlier submission's work go on?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+
+from elastic_train.checkpoint.retention import set_aside
+from elastic_train.checkpoint.verify import choose_checkpoint
+from elastic_train.config.job import Job
+from elastic_train.data.errors import DataError
+from elastic_train.data.manifest import Manifest, read_manifest
+from elastic_train.data.order import SampleOrder
+from elastic_train.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenCheckpoint:
+    """``step`` is None when there is none to load; ``refused`` has a sentence for each newer one passed over."""
+
+    step: int | None
+    refused: list[str] = field(default_factory=list)
+
+
+def find_checkpoint(store: Store, damaged: Collection[int] = ()) -> ChosenCheckpoint:
+    """The newest checkpoint that is whole. Those passed over and the ``damaged`` ones are put out of the way, so that
+    their steps can be committed anew.
+    """
+    chosen = choose_checkpoint(store, exclude=damaged)
+    for step in [*damaged, *chosen.refused_steps]:
+        set_aside(store, step)
+    return ChosenCheckpoint(chosen.manifest.step if chosen.manifest else None, chosen.refused)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedData:
+    """``digest`` is the data manifest's sha256; ``sample_ids`` gives a step's ids in slot order."""
+
+    digest: str
+    sample_ids: Callable[[int], list[int]]
+
+
+def open_data(job: Job) -> OpenedData:
+    """Read the data set's manifest (no shard).
+
+    Raises:
+        DataError: there is none, or it has too few samples or too large a vocabulary for the job.
+    """
+    manifest, digest = read_manifest(Store.open(job.data.uri, job.storage))
+    return OpenedData(digest, partial(_sample_ids, _order(job, manifest), job.training.global_batch))
+
+
+def _order(job: Job, manifest: Manifest) -> SampleOrder:
+    vocabulary = manifest.tokenizer.vocab_size
+    if vocabulary > job.model.vocab_size:
+        raise DataError(
+            f"model.vocab_size={job.model.vocab_size} is smaller than the {vocabulary} entries of the tokenizer in "
+            f"{job.data.uri}"
+        )
+    samples = max(manifest.tokens - 1, 0) // job.data.sequence_length
+    if samples < job.training.global_batch:
+        raise DataError(
+            f"{samples} sequences in {job.data.uri} < global batch {job.training.global_batch}; use more text or a "
+            "shorter data.sequence_length"
+        )
+    return SampleOrder(samples, job.seed)
+
+
+def _sample_ids(order: SampleOrder, global_batch: int, step: int) -> list[int]:
+    return [order.sample_id(index) for index in range((step - 1) * global_batch, step * global_batch)]
