@@ -64,7 +64,7 @@ class RankServer:
 _server: RankServer | None = None
 
 
-def run_ranks(function: Callable[..., Any], world: int, *arguments: Any, timeout: float = 90.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], world: int, *arguments: Any, timeout: float = 150.0) -> list[Any]:
     """Results of ``function(rank, *arguments)``, in rank order. Raises RankError; no rank survives the call."""
     global _server
     if _server is None:

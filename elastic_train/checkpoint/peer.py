@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class Peer:
         self._timeout = timeout
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
+        self._lost: tuple[float, str] | None = None
 
     def read(self, image: str, step: int, byte_offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Bytes of the peer's image of that name (uint8 [nbytes]), which must hold ``step``.
@@ -84,7 +86,10 @@ class Peer:
 
     def _run(self, attempt: Any) -> None:
         """Runs ``attempt`` on the kept connection and, when that turns out to be stale, once more on a new one."""
+        asked = time.monotonic()
         with self._lock:
+            if self._lost is not None and self._lost[0] > asked:
+                raise SourceError(self._lost[1])  # waiting for it again, once per queued request, would add up
             kept = self._sock is not None
             try:
                 try:
@@ -96,7 +101,8 @@ class Peer:
                     attempt(self._connected())
             except OSError as error:
                 self._drop()
-                raise SourceError(f"{self} does not answer: {error}") from error
+                self._lost = time.monotonic(), f"{self} does not answer: {error}"
+                raise SourceError(self._lost[1]) from error
             except SourceError:
                 self._drop()  # what is still on the way would be taken for the answer to the next request
                 raise

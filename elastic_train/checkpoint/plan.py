@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from elastic_train.checkpoint.capture import dtype_name, dtype_of
-from elastic_train.checkpoint.description import Chunk, Description, union_volume
+from elastic_train.checkpoint.capture import dtype_name
+from elastic_train.checkpoint.description import Box, Chunk, Description, union_volume
 from elastic_train.checkpoint.errors import CheckpointError, RestoreError
 from elastic_train.parallel.shard import LocalShard
 
@@ -31,9 +32,8 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box to copy: from ``source_offsets`` of a saved chunk to ``target_offsets`` of the local shard of ``key``."""
+    """A box to copy: from ``source_offsets`` of a saved chunk to ``target_offsets`` of the local shard."""
 
-    key: str
     source_offsets: tuple[int, ...]
     target_offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -41,10 +41,11 @@ class Piece:
 
 @dataclass(slots=True)
 class Need:
-    """A saved chunk: its copies as (part, index in that part's description), and what to copy from it."""
+    """A saved chunk of ``key``: its copies as (part, index in that part's description), and what to copy from it."""
 
+    key: str
     copies: list[tuple[int, int]]
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: tuple[Piece, ...]
     error: CheckpointError | None = None
     """Why the copy that was tried last could not be read."""
 
@@ -66,24 +67,22 @@ def plan(
         if copies is None:
             problems.append(f"{key} is missing from the saved state")
             continue
-        chunks = [parts[places[0][0]].description.chunks[places[0][1]] for places in copies.values()]
-        mismatch = _mismatch(shard, chunks)
+        mismatch = _mismatch(shard, [parts[p].description.chunks[c] for places in copies.values() for p, c in places])
         if mismatch:
             problems.append(mismatch)
             continue
-        if shard.tensor.numel():
-            found, covered = _needs(key, shard, chunks, list(copies.values()))
-            needs.extend(found)
-            wanted = shard.tensor.numel()
-            if covered != wanted:
-                place = tuple(shard.offsets)
-                problems.append(f"{key}: only {covered} of the {wanted} elements at offsets {place} are saved")
+        offsets, wanted = tuple(shard.offsets), shard.tensor.numel()
+        pieces = _pieces(tuple(shard.global_shape), (offsets, tuple(shard.tensor.shape)), tuple(copies))
+        needs += [Need(key, places, pieces[box]) for box, places in copies.items() if box in pieces]
+        covered = union_volume((piece.target_offsets, piece.lengths) for found in pieces.values() for piece in found)
+        if covered != wanted:
+            problems.append(f"{key}: only {covered} of the {wanted} elements at offsets {offsets} are saved")
     if problems:
         raise RestoreError(problems)
     return needs
 
 
-_Copies = dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, int]]]
+_Copies = dict[Box, list[tuple[int, int]]]
 
 
 def _index(parts: Sequence[Described]) -> dict[str, _Copies]:
@@ -113,23 +112,22 @@ def _mismatch(shard: LocalShard, chunks: Sequence[Chunk]) -> str | None:
     return None
 
 
-def _needs(
-    key: str, shard: LocalShard, chunks: Sequence[Chunk], copies: Sequence[list[tuple[int, int]]]
-) -> tuple[list[Need], int]:
-    """The chunks that overlap the shard, and how many of its elements they cover."""
-    metadata = TensorStorageMetadata(
-        TensorProperties(dtype=dtype_of(chunks[0].dtype)),
-        torch.Size(shard.global_shape),
-        [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in chunks],
-    )
-    local = ChunkStorageMetadata(torch.Size(shard.offsets), shard.tensor.size())
-    needs: dict[int, Need] = {}
-    boxes = []
-    for item in create_read_items_for_chunk_list(key, metadata, [local]):
+@lru_cache(maxsize=4096)
+def _pieces(shape: tuple[int, ...], target: Box, saved: tuple[Box, ...]) -> dict[Box, tuple[Piece, ...]]:
+    """What to copy from each of the ``saved`` boxes that overlap ``target``, all in a tensor of ``shape``.
+
+    Cached, because a parameter, its two moments and the same parameter of all other layers have one answer.
+    """
+    if not math.prod(target[1]):
+        return {}
+    chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in saved]
+    metadata = TensorStorageMetadata(TensorProperties(), torch.Size(shape), chunks)
+    local = ChunkStorageMetadata(torch.Size(target[0]), torch.Size(target[1]))
+    pieces: dict[Box, tuple[Piece, ...]] = {}
+    for item in create_read_items_for_chunk_list("", metadata, [local]):
         index = item.storage_index.index
         if index is None:
-            raise RuntimeError(f"DCP planned a read of {key} without a chunk index")
-        piece = Piece(key, tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths))
-        needs.setdefault(index, Need(copies[index])).pieces.append(piece)
-        boxes.append((piece.target_offsets, piece.lengths))
-    return list(needs.values()), union_volume(boxes)
+            raise RuntimeError("DCP planned a read without a chunk index")
+        piece = Piece(tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths))
+        pieces[saved[index]] = (*pieces.get(saved[index], ()), piece)
+    return pieces

@@ -103,7 +103,7 @@ def _choose(
     for need in needs:
         copies = [place for place in need.copies if place[0] not in unusable and place not in spoilt]
         if not copies:
-            raise need.error or RestoreError([f"no source is left for {need.pieces[0].key}"])
+            raise need.error or RestoreError([f"no source is left for {need.key}"])
         nearest = min(parts[p].source.distance for p, _ in copies)
         copies = [place for place in copies if parts[place[0]].source.distance == nearest]
         groups.setdefault(tuple(p for p, _ in copies), []).append((need, copies))
@@ -144,15 +144,27 @@ def _execute(
     runs = list(_runs(parts, reads))
     near = [run for run in runs if isinstance(parts[run[0].part].source, ImageSource)]
     far = [run for run in runs if not isinstance(parts[run[0].part].source, ImageSource)]
+    lost: dict[int, CheckpointError] = {}
+
+    def do(run: list[_Read]) -> list[tuple[_Read, CheckpointError]]:
+        part = run[0].part
+        if part in lost:  # each further request to a host that is gone would take its whole timeout
+            return [(read, lost[part]) for read in run]
+        outcome = _do_run(state, parts[part], run)
+        for _, error in outcome:
+            if not isinstance(error, DamagedChunk):
+                lost[part] = error
+        return outcome
+
     with ThreadPoolExecutor(max(1, min(threads, len(far)))) as pool:
-        outcomes = pool.map(lambda run: _do_run(state, parts[run[0].part], run), far)
+        outcomes = pool.map(do, far)
         for run in near:
-            failed += _do_run(state, parts[run[0].part], run)
+            failed += do(run)
         for outcome in outcomes:
             failed += outcome
-    lost = {id(read) for read, _ in failed}
+    unread = {id(read) for read, _ in failed}
     for read in reads:
-        if id(read) not in lost:
+        if id(read) not in unread:
             result.bytes_read[parts[read.part].source.kind] += read.end - read.begin
     return failed
 
@@ -196,7 +208,7 @@ def _do_run(state: Mapping[str, LocalShard], part: Part, run: list[_Read]) -> li
             failed.append((read, DamagedChunk(damage)))
             continue
         for piece in read.need.pieces:
-            targets.append(_target(state[piece.key], piece))
+            targets.append(_target(state[read.need.key], piece))
             values.append(_value(part.description.chunks[read.index], read, held, piece))
     if targets:
         with torch.no_grad():

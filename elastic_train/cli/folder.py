@@ -14,11 +14,24 @@ if TYPE_CHECKING:
 EVENTS_SHOWN = 6
 
 
+def job_name(job: str) -> str:
+    """The name that a job's name or job file stands for."""
+    if not _is_file(job):
+        return job
+    from elastic_train.config.load import load_job
+
+    return load_job(job).name
+
+
+def _is_file(job: str) -> bool:
+    return job.endswith((".yaml", ".yml"))
+
+
 def open_folder(job: str, storage: str, endpoint_url: str | None) -> tuple[str, Store]:
     """(job name, its folder) from a job's name and storage options, or from its job file."""
     from elastic_train.storage.store import Store
 
-    if job.endswith((".yaml", ".yml")):
+    if _is_file(job):
         from elastic_train.config.load import load_job
 
         loaded = load_job(job)

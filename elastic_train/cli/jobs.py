@@ -74,6 +74,8 @@ def follow(job: Job, address: str | None) -> int:
     from elastic_train.config.paths import anchored, home
     from elastic_train.controller.run import JobError, run_job
 
+    if address:
+        _require_cluster(address)
     job = anchored(job, home())
     prepare_missing(job)
     problems = data_problems(job)
@@ -117,29 +119,49 @@ def submit(
 
 def status(job: JobRef, storage: StorageUri = "runs", endpoint_url: Endpoint = None, address: Address = None) -> None:
     """Show how far a job is: from its coordinator if it runs, else from its job folder."""
-    from elastic_train.cli.folder import describe_folder, open_folder
+    from elastic_train.cli.folder import describe_folder, job_name, open_folder
     from elastic_train.cli.live import status_lines
 
-    name, store = open_folder(job, storage, endpoint_url)
-    live = _live_status(name, address)
-    for line in status_lines(name, live) if live else describe_folder(name, store):
+    live = _live_status(job_name(job), address)
+    lines = status_lines(job_name(job), live) if live else describe_folder(*open_folder(job, storage, endpoint_url))
+    for line in lines:
         typer.echo(line)
 
 
+def _require_cluster(address: str | None) -> None:
+    from elastic_train.cli.cluster import cluster_problem
+
+    problem = cluster_problem(address)
+    if problem:
+        raise UserError(problem)
+
+
 def _live_status(name: str, address: str | None) -> dict[str, object] | None:
+    from elastic_train.cli.cluster import cluster_problem
+
+    problem = cluster_problem(address)
+    if problem:
+        if address:
+            raise UserError(problem)
+        return None
+
     from elastic_train.controller.client import job_status
 
     return job_status(name, address)
 
 
 def stop(
-    job: Annotated[str, typer.Argument(metavar="NAME", help="Name of the running job.")],
+    job: JobRef,
     address: Address = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds for a last checkpoint.")] = 60.0,
 ) -> None:
     """Stop a running job after a last checkpoint."""
+    _require_cluster(address)
+
+    from elastic_train.cli.folder import job_name
     from elastic_train.controller.client import stop_job
 
-    if not stop_job(job, address, grace):
-        raise UserError(f"no job named {job} is running there")
-    typer.echo(f"{job}: stopping; a last checkpoint is written within {grace:g} s")
+    name = job_name(job)
+    if not stop_job(name, address, grace):
+        raise UserError(f"no job named {name} is running there")
+    typer.echo(f"{name}: stopped, or stopping after a last checkpoint")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -23,6 +24,9 @@ Status = Mapping[str, Any]
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
 EVENTS_SHOWN = 6
+LONGEST_VALUE = 80
+NODE_ID = re.compile(r"[0-9a-f]{40,}")
+"""Ray's node ids; eight digits tell them apart."""
 PLAIN_SECONDS = 5.0
 """Without a terminal, a step line at most this often; events at once."""
 STATE_STYLES = {"running": "green", "training": "green", "spare": "cyan", "joining": "yellow", "lost": "red"}
@@ -42,6 +46,7 @@ class LiveView:
         self._status: dict[str, Any] = {}
         self._printed: tuple[Any, ...] = ()
         self._printed_at = -math.inf
+        self._last_line = ""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -57,7 +62,7 @@ class LiveView:
             self._live.update(self._render())
             self._live.stop()
             self._live = None
-        elif self._status:
+        elif self._status and self._facts() != self._last_line:
             self._print_step()
 
     def update(self, status: Status) -> None:
@@ -81,7 +86,11 @@ class LiveView:
                 self._print_step()
 
     def _print_step(self) -> None:
-        self._console.print(Text(" | ".join(_facts(self._name, self._status))), soft_wrap=True)
+        self._last_line = self._facts()
+        self._console.print(Text(self._last_line), soft_wrap=True)
+
+    def _facts(self) -> str:
+        return " | ".join(_facts(self._name, self._status))
 
     def _render(self) -> RenderableType:
         status = self._status
@@ -109,7 +118,7 @@ class LiveView:
         generation, layout = self._status.get("generation"), self._status.get("layout")
         spares = self._status.get("spares") or 0
         count = spares if isinstance(spares, int) else len(spares)
-        where = f"generation {generation}: {layout}" if generation is not None else ""
+        where = f"generation {generation}: {layout}" if generation else ""
         if count:
             where += f", {count} spare{'' if count == 1 else 's'}"
         row = Table.grid(padding=(0, 1), expand=True)
@@ -140,7 +149,7 @@ def hosts_table(hosts: Iterable[Mapping[str, Any]]) -> Table:
         table.add_column(column)
     for host in hosts:
         state = str(host.get("state", ""))
-        cells = [str(host.get(key, "")) for key in ("id", "node", "pid")]
+        cells = [_short(host.get(key, "")) for key in ("id", "node", "pid")]
         table.add_row(*cells, Text(state, STATE_STYLES.get(state.lower(), "")))
     return table
 
@@ -153,15 +162,21 @@ def event_line(event: str | Mapping[str, Any]) -> str:
     when = rest.pop("time", None)
     name = str(rest.pop("event", "event")).replace("_", " ")
     clock = time.strftime("%H:%M:%S ", time.localtime(when)) if isinstance(when, (int, float)) else ""
-    return f"{clock}{name}" + "".join(f"  {key}={_short(value)}" for key, value in rest.items() if value is not None)
+    told = {key: value for key, value in rest.items() if value is not None and value != {}}
+    return f"{clock}{name}" + "".join(f"  {key}={_short(value)}" for key, value in told.items())
 
 
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return str(value)
+        return ",".join(map(_short, value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{_short(inner)}" for key, inner in value.items())
+    text = " ".join(str(value).split())
+    if NODE_ID.fullmatch(text):
+        return text[:8]
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
 
 
 def _facts(name: str, status: Status) -> list[str]:
@@ -172,7 +187,7 @@ def _facts(name: str, status: Status) -> list[str]:
         facts.append(f"loss {status['loss']:.4f}")
     if status.get("tokens_per_second"):
         facts.append(f"{status['tokens_per_second']:,.0f} tokens/s")
-    if status.get("generation") is not None:
+    if status.get("generation"):
         facts.append(f"generation {status['generation']}: {status.get('layout')}")
     return facts
 
@@ -181,7 +196,7 @@ def status_lines(name: str, status: Status) -> list[str]:
     """A status as plain lines, for ``elastic-train status``."""
     lines = [" | ".join(_facts(name, status))]
     lines += [
-        f"  host {host.get('id')} on {host.get('node')} pid {host.get('pid')}: {host.get('state')}"
+        f"  host {host.get('id')} on {_short(host.get('node'))} pid {host.get('pid')}: {host.get('state')}"
         for host in status.get("hosts") or ()
     ]
     return lines + [f"  {event_line(event)}" for event in (status.get("last_events") or ())[-EVENTS_SHOWN:]]

@@ -178,7 +178,7 @@ class Coordinator:
         self._server.close()
         for host in self.hosts.values():
             host.connection.close()
-        self._rendezvous.close()
+        await self._rendezvous.close()
         await asyncio.get_running_loop().run_in_executor(None, self._folder.close)
 
     def _spawn(self, coroutine: Any) -> None:

@@ -173,7 +173,7 @@ class HostTrainer(DataParallelTrainer):
     def __init__(self, run_host: Callable[[], str], policy: ScalingPolicy, run_config: RunConfig) -> None:
         super().__init__(
             lambda: run_host(),
-            scaling_config=policy.scaling_config,  # type: ignore[arg-type]  # annotated with the class of V1
+            scaling_config=policy.scaling_config,
             run_config=run_config,  # type: ignore[arg-type]
         )
         self._policy = policy
@@ -186,7 +186,7 @@ class HostTrainer(DataParallelTrainer):
 def host_trainer(
     job: Job, run_host: Callable[[], str], *, on_controller: Callable[[Any], None], folder: str
 ) -> HostTrainer:
-    """The trainer whose ``fit()`` starts, places and keeps the hosts of ``job``; ``folder`` takes Ray Train's own files."""
+    """The trainer whose ``fit()`` starts, places and keeps the hosts of ``job``; ``folder`` is for Ray Train."""
     cuda = job.hosts.device == "cuda"
     seat = {"CPU": job.hosts.cpus} | ({"GPU": 1.0} if cuda else {})
     scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=seat, use_gpu=cuda)

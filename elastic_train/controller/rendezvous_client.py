@@ -27,6 +27,8 @@ class Rendezvous:
             raise RuntimeError(f"the rendezvous store did not start on {self._address}: it printed {line!r}")
         self.endpoint = (self._address, int(line))
 
-    def close(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+    async def close(self) -> None:
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.communicate()

@@ -62,7 +62,7 @@ class Tracker:
         *,
         log: Path | None = None,
         on_answer: Callable[[dict[str, Any]], None] | None = None,
-        deadline_seconds: float = 20.0,
+        deadline_seconds: float = 30.0,
     ) -> None:
         """``log`` takes the writer's stderr; ``on_answer`` sees its ``run`` and ``warning`` lines (from a thread)."""
         self._on_answer = on_answer

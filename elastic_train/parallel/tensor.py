@@ -2,7 +2,7 @@
 
 Between blocks every rank holds only its tokens. Attention and feed-forward gather all tokens, compute with this rank's
 heads or columns, and scatter the sum. The logits are gathered. Everything is plain tensors and explicit collectives:
-DTensor does the same at twice the CPU time of a small step, and at two more seconds of it in a process's first step.
+DTensor gave the same numbers, but took twice as long in a small step and in the first step after a failure.
 
 Shape suffixes: B batch, T all tokens, D hidden size, V vocabulary; lower case (v) for this rank's part.
 """

@@ -151,6 +151,7 @@ class RunStore:
         fields = {
             key: value for key, value in message.items() if key not in ("type", "event", "time") and value is not None
         }
+        fields |= {f"{phase}_seconds": value for phase, value in (fields.pop("phases", None) or {}).items()}
         tags = {key: layout_text(value) if key == "layout" else str(value) for key, value in fields.items()}
         self._log_tags(self._children[number], tags)
         seconds = {key: float(value) for key, value in fields.items() if key.endswith("_seconds")}
@@ -188,6 +189,8 @@ class RunStore:
 
     def event(self, message: Mapping[str, Any]) -> None:
         """An event of the ledger, for the description."""
+        if message.get("event") == "generation_formed":  # it has a row in the table
+            return
         self._story.event(dict(message))
         self._write_story()
 

@@ -66,5 +66,5 @@ def _event(message: dict[str, Any]) -> str:
         key: value for key, value in message.items() if key not in ("type", "event", "time") and value is not None
     }
     stamp = time.strftime("%H:%M:%S", time.gmtime(message.get("time", 0)))
-    details = ", ".join(f"{key} {_cell(value)}" for key, value in fields.items())
+    details = ", ".join(f"{key} {_cell(value)}" for key, value in fields.items() if value != {})
     return f"{stamp} UTC **{str(message.get('event', '')).replace('_', ' ')}** {details}".rstrip()

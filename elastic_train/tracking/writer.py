@@ -37,7 +37,7 @@ ENVIRONMENT = {
 """MLflow's own retries block for minutes; ours keep the order and say what is lost."""
 REQUIRED = {"job": ("name",), "generation": ("generation",), "step": ("step", "metrics"), "artifact": ("path",)}
 """Fields without which a message of a type says nothing."""
-NICENESS = 10
+NICENESS = 5
 """Tracking gives way to training on a busy machine."""
 
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until ``finish`` or the end of stdin; then at most ``--deadline-seconds`` more."""
     parser = argparse.ArgumentParser(description="Write a job's messages to MLflow.")
     parser.add_argument("--experiment", default="elastic_train")
-    parser.add_argument("--deadline-seconds", type=float, default=20.0, help="for what is left at the end")
+    parser.add_argument("--deadline-seconds", type=float, default=30.0, help="for what is left at the end")
     parser.add_argument("--capacity", type=int, default=100_000, help="messages kept while the server is away")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to handle; it sends `finish`

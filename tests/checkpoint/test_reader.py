@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,23 @@ def test_a_lost_host_is_passed_over_for_the_next_copy_and_reported(tmp_path: Pat
         restore(target, [broken])
 
 
+def test_a_host_that_does_not_answer_is_waited_for_once(tmp_path: Path) -> None:
+    replica = even_layout({f"w{n}": torch.randn(1024, 1024) for n in range(8)}, 1)[0]
+    paths = write_images(tmp_path, [replica], step=1)
+    description = Image.open(paths[0]).description()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = RemoteSource(listener.getsockname()[:2], "token", paths[0].name, 1, timeout=0.2)
+        target = emptied(replica)
+        result = restore(target, [Part(description, silent), Part(description, Counting(ImageSource(paths[0], 1)))])
+        assert same(target, replica)
+        assert len(result.passed_over) == 1
+        assert "does not answer: timed out" in result.passed_over[0]
+        listener.setblocking(False)
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 def test_a_torn_partner_copy_falls_back_to_storage(tmp_path: Path, server: ByteServer) -> None:
     states = even_layout(some_tensors(2), 2)
     store = Store.open(str(tmp_path / "job"))
@@ -224,6 +242,28 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_is_copied(tmp_path: 
         "new is missing from the saved state",
     ]
     assert all(not shard.tensor.any() for shard in target.values())
+
+
+def test_parts_of_different_dtypes_are_refused_also_when_the_first_copy_fits(tmp_path: Path) -> None:
+    paths = [
+        *write_images(tmp_path, even_layout({"a": torch.ones(4)}, 1), step=1),
+        *write_images(tmp_path, even_layout({"a": torch.ones(4).bfloat16()}, 1), step=1, generation=2),
+    ]
+    with pytest.raises(RestoreError, match="a is saved as bfloat16; this job has float32"):
+        restore({"a": LocalShard(torch.zeros(4), (4,), (0,))}, image_parts(paths, 1))
+
+
+def test_chunks_of_different_cuts_may_overlap(tmp_path: Path) -> None:
+    full = {"a": torch.arange(20.0).view(10, 2)}
+    thirds, halves = even_layout(full, 3), even_layout(full, 2)
+    paths = write_images(tmp_path, [thirds[0], halves[1], thirds[2]], step=1)
+    (wanted,) = even_layout(full, 1)
+    with pytest.raises(RestoreError, match=r"a: only 18 of the 20 elements at offsets \(0, 0\) are saved"):
+        restore(emptied(wanted), image_parts(paths, 1))
+    paths += write_images(tmp_path, [halves[0]], step=1, generation=2)
+    target = emptied(wanted)
+    restore(target, image_parts(paths, 1))
+    assert same(target, wanted)
 
 
 def test_keys_of_other_pipeline_stages_are_not_extra(tmp_path: Path) -> None:

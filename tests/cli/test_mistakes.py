@@ -102,6 +102,8 @@ def test_bad_file(tmp_path: Path, text: str, pattern: str) -> None:
         (["checkpoint", "verify", "nobody", "--storage", "gs://x"], "gs://x"),
         (["export-hf", "nobody"], "no job folder runs/nobody"),
         (["status", "nobody"], "no job folder runs/nobody"),
+        (["stop", "nobody", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
+        (["train", "job.yaml", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
         (["plan", "job.yaml"], "No such command 'plan'"),
         (["train", "job.yaml", "--dry"], "No such option"),
     ],

@@ -20,7 +20,11 @@ SHAPE: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 500_000.0,
 }
-SCALED = SHAPE | {"rope_scaling": RopeScaling(factor=32.0, original_max_position_embeddings=16)}
+# Wavelengths 6, 20, 63 and 199 tokens: one is kept, two are interpolated, one is scaled (bounds 16 and 64).
+SCALED = SHAPE | {
+    "rope_theta": 100.0,
+    "rope_scaling": RopeScaling(factor=32.0, original_max_position_embeddings=64),
+}
 VARIANTS = {
     "plain": SHAPE,
     "llama3": SCALED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -25,7 +26,7 @@ from tests.tracking.mlflow_server import MlflowServer
 
 
 def track(uri: str, experiment: str, messages: list[dict[str, Any]], status: Any = "FINISHED") -> TrackingResult:
-    tracker = Tracker(uri, experiment, deadline_seconds=60)
+    tracker = Tracker(uri, experiment, deadline_seconds=120)
     for message in messages:
         tracker.send(message)
     return tracker.close(status)
@@ -53,8 +54,17 @@ def warns(word: str) -> Callable[[dict[str, Any]], bool]:
     return lambda answer: answer["type"] == "warning" and word in answer["message"]
 
 
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made once: MLflow's dozens of migrations take seconds."""
+    path = tmp_path_factory.mktemp("database") / "mlflow.db"
+    track(f"sqlite:///{path}", "first", [job_message()])
+    return path
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> str:
+def database(tmp_path: Path, empty_database: Path) -> str:
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
@@ -63,7 +73,9 @@ def test_one_parent_run_and_a_child_per_generation(database: str) -> None:
     messages = [job_message(tags={"job_folder": "runs/job"}), generation_message(1)]
     messages += [step_message(step) for step in (1, 2, 3)]
     messages += [{"type": "event", "event": "host_lost", "host": 3, "time": 1_700_000_003.5}]
-    messages += [generation_message(2, "host_lost", layout="pp2", hosts=2, step=3, recovery_seconds=2.5)]
+    messages += [
+        generation_message(2, "host_lost", layout="pp2", hosts=2, step=3, recovery_seconds=2.5, phases={"build": 0.5})
+    ]
     messages += [step_message(step) for step in (4, 5)]
     result = track(database, "one", messages)
     assert (result.delivered, result.lost, result.warnings) == (5, 0, [])
@@ -76,6 +88,7 @@ def test_one_parent_run_and_a_child_per_generation(database: str) -> None:
     assert recorded.history("loss") == [(step, 5.0 / step) for step in range(1, 6)]
     assert recorded.history("generation") == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     assert recorded.history("recovery_seconds") == [(3, 2.5)]
+    assert recorded.history("build_seconds", recorded.children[1]) == [(3, 0.5)]
     first, second = recorded.children
     assert recorded.history("loss", first) == [(1, 5.0), (2, 2.5), (3, 5.0 / 3)]
     assert recorded.history("loss", second) == [(4, 1.25), (5, 1.0)]
@@ -179,7 +192,8 @@ def test_the_death_of_the_coordinator_closes_the_run_as_killed(database: str) ->
     """The end of stdin without ``finish``."""
     text = "".join(json.dumps(message) + "\n" for message in (job_message(), step_message(1)))
     environment = {**os.environ, "MLFLOW_TRACKING_URI": database, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "elastic_train.tracking.writer", "--experiment", "orphan"]
+    command = [sys.executable, "-m", "elastic_train.tracking.writer"]
+    command += ["--experiment", "orphan", "--deadline-seconds", "120"]
     result = subprocess.run(command, input=text, env=environment, capture_output=True, text=True)
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert answers[-1] == {"type": "done", "delivered": 1, "lost": 0, "finished": True}
@@ -188,7 +202,7 @@ def test_the_death_of_the_coordinator_closes_the_run_as_killed(database: str) ->
 
 def test_sigterm_closes_the_run_as_killed(database: str) -> None:
     answers = Answers()
-    tracker = Tracker(database, "terminated", on_answer=answers)
+    tracker = Tracker(database, "terminated", on_answer=answers, deadline_seconds=120)
     tracker.send(job_message())
     answers.wait_for(lambda answer: answer["type"] == "run")
     os.kill(tracker.pid, signal.SIGTERM)

@@ -1,0 +1,195 @@
+"""Real hosts and trainers (without Ray) die, and the run must end with the steps, samples and losses it would have had."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import assert_same_curve, make_job
+from tests.local_job import LocalJob, alive
+
+Lines = list[dict[str, Any]]
+
+PP2_DP2 = ("parallel.pp=2", "hosts.min=2")
+
+
+def start_hosts(run: LocalJob, nodes: str) -> None:
+    """One host per letter, on the node of that letter: "aabb" is two nodes with two hosts each."""
+    for index, node in enumerate(nodes):
+        run.start_host(f"{node}{index}", node)
+
+
+def formed(run: LocalJob) -> Lines:
+    return [event for event in run.lines("ledger") if event["event"] == "generation_formed"]
+
+
+def assert_nothing_left(run: LocalJob, pids: list[int]) -> None:
+    assert not [pid for pid in pids if alive(pid)]
+    assert not list(Path(run.job.snapshot.directory).glob(f"elastic_train-{run.job.name}-*"))
+
+
+def test_killed_trainer_costs_no_finished_step(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    with LocalJob(make_job(corpus, tmp_path, "trainer", *PP2_DP2)) as run:
+        start_hosts(run, "aabb")
+        before = run.wait_step(5)
+        trainers = run.trainer_pids()
+        os.kill(trainers[-1], signal.SIGKILL)
+        after = run.wait(lambda status: status["generation"] == 2 and status["state"] == "running")
+        assert [h["pid"] for h in after["hosts"]] == [h["pid"] for h in before["hosts"]]
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), reference)
+        last = formed(run)[-1]
+        assert (last["cause"], last["layout"]) == ("trainer_killed", "pp2 x dp_shard2")
+        assert last["step"] >= before["step"]
+        assert "SIGKILL" in last["detail"]
+        assert set(last["restored_bytes"]) == {"image"}
+        assert_nothing_left(run, [*trainers, *(h["pid"] for h in before["hosts"])])
+
+
+def test_killed_host_is_left_out(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    with LocalJob(make_job(corpus, tmp_path, "host", "parallel.pp=1")) as run:
+        start_hosts(run, "aabb")
+        before = run.wait_step(5)
+        run.kill_host("b3")
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), reference)
+        last = formed(run)[-1]
+        assert (last["cause"], last["layout"]) == ("host_lost", "dp_shard3")
+        assert last["step"] >= before["step"]
+
+
+def test_killed_node_is_replaced_when_it_comes_back(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    with LocalJob(make_job(corpus, tmp_path, "node", *PP2_DP2)) as run:
+        start_hosts(run, "aabb")
+        before = run.wait_step(5)
+        survivors = {h["pid"] for h in before["hosts"] if h["node"] == "a"}
+        run.kill_host("b2")
+        run.kill_host("b3")
+        after = run.wait(lambda status: status["state"] == "running" and status["layout"] == "pp2")
+        assert {h["pid"] for h in after["hosts"]} == survivors
+        paused = run.trainer_pids()[0]
+        os.kill(paused, signal.SIGSTOP)  # the few steps of this job would be over before the newcomers are ready
+        for name in ("c4", "c5"):
+            run.start_host(name, "c")
+        run.wait(lambda status: status["spares"] == 2)
+        os.kill(paused, signal.SIGCONT)
+        run.wait(lambda status: status["generation"] == 3)
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), reference)
+        generations = formed(run)
+        assert [g["cause"] for g in generations] == ["start", "host_lost", "growth"]
+        assert [g["layout"] for g in generations] == ["pp2 x dp_shard2", "pp2", "pp2 x dp_shard2"]
+        assert generations[1]["step"] >= before["step"]
+        assert generations[2]["restored_bytes"]["remote"] > 0
+
+
+def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    with LocalJob(make_job(corpus, tmp_path, "hang", "failure.hang_seconds=2")) as run:
+        start_hosts(run, "ab")
+        run.wait_step(5)
+        os.kill(run.trainer_pids()[0], signal.SIGSTOP)
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), reference)
+        assert formed(run)[-1]["cause"] == "hang"
+
+
+def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp_path: Path) -> None:
+    job = make_job(corpus, tmp_path, "nan", "optimizer.learning_rate=1e30", "schedule.warmup_steps=0")
+    with LocalJob(job) as run:
+        start_hosts(run, "ab")
+        status = run.finish()
+        assert status["state"] == "failed"
+        assert "NonFiniteLoss" in status["message"]
+        assert "3 times in a row" in status["message"]
+        assert "NonFiniteLoss" in status["traceback"]
+        assert len([e for e in run.lines("ledger") if e["event"] == "trouble"]) == 3
+
+
+def test_fewer_hosts_than_the_job_needs_wait_for_more(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    with LocalJob(make_job(corpus, tmp_path, "few", *PP2_DP2)) as run:
+        start_hosts(run, "ab")
+        run.wait_step(5)
+        run.kill_host("b1")
+        status = run.wait(lambda status: status["state"] == "waiting")
+        assert "hosts.min=2" in status["message"]
+        run.start_host("c2", "c")
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), reference)
+
+
+@pytest.mark.parametrize("hosts", ["a", "abc"])
+def test_total_loss_resumes_from_the_last_checkpoint_on_other_hosts(
+    corpus: Path, reference: Lines, tmp_path: Path, hosts: str
+) -> None:
+    job = make_job(corpus, tmp_path, "total", "parallel.pp=1")
+    with LocalJob(job) as first:
+        start_hosts(first, "ab")
+        first.wait_step(13)
+        first.kill_host("a0")
+        first.kill_host("b1")
+    with LocalJob(job, "run1") as second:
+        start_hosts(second, hosts)
+        assert second.finish()["state"] == "finished"
+        assert_same_curve(second.lines("steps"), reference)
+        resumed = [e for e in second.lines("ledger") if e["event"] == "resumed"]
+        assert [e["step"] for e in resumed] == [10]
+        assert set(formed(second)[-1]["restored_bytes"]) == {"object"}
+        generations = [line["generation"] for line in second.lines("journal") if "generation" in line]
+        assert generations == sorted(set(generations))
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate"])
+def test_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(
+    corpus: Path, reference: Lines, tmp_path: Path, damage: str
+) -> None:
+    job = make_job(corpus, tmp_path, "damaged", "parallel.pp=1")
+    with LocalJob(job) as first:
+        start_hosts(first, "ab")
+        first.wait(lambda status: any(e.get("step") == 20 for e in committed(first)))
+    damaged = sorted((tmp_path / "damaged" / "checkpoints").glob("step-00000020-g*/*.bin"))[0]
+    content = bytearray(damaged.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+    damaged.write_bytes(content if damage == "flip" else content[:-1])
+    with LocalJob(job, "run1") as second:
+        start_hosts(second, "ab")
+        assert second.finish()["state"] == "finished"
+        assert_same_curve(second.lines("steps"), reference)
+        refused = [e["detail"] for e in second.lines("ledger") if e["event"] == "checkpoint_refused"]
+        assert any(damaged.name in sentence and "step-00000020" in sentence for sentence in refused), refused
+        assert min(g["step"] for g in formed(second)[1:]) == 10
+
+
+def committed(run: LocalJob) -> Lines:
+    return [event for event in run.events if event["event"] == "checkpoint_committed"]
+
+
+def test_stop_writes_a_last_checkpoint_and_leaves_nothing(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    job = make_job(corpus, tmp_path, "stopped")
+    with LocalJob(job) as run:
+        start_hosts(run, "ab")
+        status = run.wait_step(5)
+        pids = [*run.trainer_pids(), *(h["pid"] for h in status["hosts"])]
+        run.stop()
+        stopped = run.finish()
+        assert stopped["state"] == "killed"
+        assert_nothing_left(run, pids)
+    with LocalJob(job, "run1") as again:
+        start_hosts(again, "a")
+        assert again.finish()["state"] == "finished"
+        assert [e["step"] for e in again.lines("ledger") if e["event"] == "resumed"] == [stopped["step"]]
+        assert_same_curve(again.lines("steps"), reference)
+
+
+def test_finished_job_is_not_run_again(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    job = make_job(corpus, tmp_path, "again", "hosts.max=1")
+    for run_id in ("run0", "run1"):
+        with LocalJob(job, run_id) as run:
+            if run_id == "run0":
+                run.start_host("only", "a")
+            assert run.finish()["state"] == "finished"
+            assert_same_curve(run.lines("steps"), reference)
