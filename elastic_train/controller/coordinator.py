@@ -36,7 +36,7 @@ from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 logger = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 0.03
-"""Deaths come in groups (the hosts of a node, an error and its echoes): wait this long for the rest of them."""
+"""The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
 _WATCH_SECONDS = 0.25
 
 Listener = Callable[[dict[str, Any]], None]
@@ -420,7 +420,8 @@ class Coordinator:
             return
         generation.troubles.append(trouble)
         if self._planned is None:
-            self._planned = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, self._replan)
+            delay = _SETTLE_SECONDS if trouble.is_echo or trouble.kind == "host_lost" else 0.0
+            self._planned = asyncio.get_running_loop().call_later(delay, self._replan)
 
     def _cancel_plan(self) -> None:
         if self._planned is not None:

@@ -10,6 +10,7 @@ It must never start threads, a process group, CUDA or a backward pass: children 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import selectors
 import signal
@@ -42,6 +43,9 @@ def preload() -> None:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     import elastic_train.controller.trainer  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # else the first full collection of every trainer walks, and so copies, all that was imported
 
 
 class ForkServer:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,8 @@ class LocalCluster:
         self.dashboard_port = free_port(_HEAD) if include_dashboard else None
         self.nodes: list[LocalNode] = []
         self._count = 0
+        # The kernel ends a node with the thread that started it, so that thread must live as long as the cluster.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-cluster")
 
     @property
     def address(self) -> str:
@@ -120,6 +123,7 @@ class LocalCluster:
         for node in reversed(self.nodes):
             node.kill()
         self.nodes = []
+        self._starter.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, options: list[str]) -> LocalNode:
@@ -131,7 +135,8 @@ class LocalCluster:
         command += ["--dashboard-agent-grpc-port=0", "--metrics-export-port=0", "--runtime-env-agent-port=0"]
         command += ["--object-store-memory=100000000", "--disable-usage-stats", *options]
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            process = self._starter.submit(
+                subprocess.Popen,
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -139,7 +144,7 @@ class LocalCluster:
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C is for the driver; the cluster outlives it until ``close``
                 preexec_fn=_end_with_parent,
-            )
+            ).result()
         return LocalNode(address, process, log)
 
     def _join(self, options: list[str]) -> LocalNode:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import secrets
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +210,14 @@ def test_a_truncated_copy_is_fetched_again(remote: tuple[str, StorageConfig], tm
     for file in (tmp_path / "cache").glob("*.arrow"):
         file.write_bytes(file.read_bytes()[:100])
     assert TokenDataset.open(uri, 16, storage, tmp_path / "cache").sample(3).tolist() == wanted
+
+
+def test_reading_imports_no_pandas(text_folder: Path, tmp_path: Path) -> None:
+    """Each new trainer would pay half a second for it."""
+    prepare(open_corpus(str(text_folder)), str(tmp_path / "data"), 300)
+    program = (
+        "import sys; from elastic_train.data.dataset import TokenDataset; "
+        f"TokenDataset.open({str(tmp_path / 'data')!r}, 8).sample(0); "
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
