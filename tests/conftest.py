@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from elastic_train.controller.local_cluster import LocalCluster
 from tests.s3_server import S3Server, running_s3_server
 
 
@@ -26,3 +27,10 @@ def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Se
     for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return s3_server
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[LocalCluster]:
+    """A head with a job server, to be filled up with worker nodes by those who use it."""
+    with LocalCluster(include_dashboard=True) as cluster:
+        yield cluster

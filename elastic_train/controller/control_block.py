@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 
-_FIELD = struct.Struct("<q")
 _FIELDS = ("finished_step", "next_buffer", "started_step", "beats")
 _SIZE = 4096
+_LINE = 8
+"""Integers per cache line: each field has one of its own."""
 
 
 class ControlBlock:
@@ -28,15 +28,17 @@ class ControlBlock:
             if create:
                 os.ftruncate(descriptor, _SIZE)
             self._memory = mmap.mmap(descriptor, _SIZE)
+            # Assignments are single stores. ``struct.pack_into`` would be seen from outside: it writes zeros first.
+            self._values = memoryview(self._memory).cast("q")
         finally:
             os.close(descriptor)
         self.path = path
 
     def _get(self, field: str) -> int:
-        return int(_FIELD.unpack_from(self._memory, 64 * _FIELDS.index(field))[0])
+        return self._values[_LINE * _FIELDS.index(field)]
 
     def _set(self, field: str, value: int) -> None:
-        _FIELD.pack_into(self._memory, 64 * _FIELDS.index(field), value)
+        self._values[_LINE * _FIELDS.index(field)] = value
 
     @property
     def finished_step(self) -> int:
@@ -68,6 +70,7 @@ class ControlBlock:
         self._set("beats", self._get("beats") + 1)
 
     def close(self, *, unlink: bool = False) -> None:
+        self._values.release()
         self._memory.close()
         if unlink and os.path.exists(self.path):
             os.unlink(self.path)

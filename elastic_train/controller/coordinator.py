@@ -166,7 +166,6 @@ class Coordinator:
         self.state, self.message = state, reason
         self._cancel_plan()
         self._record("job_finished", status=state.value, reason=reason, step=self.finished_step)
-        self._folder.flush()
         for host in self.hosts.values():
             host.connection.send({"type": "stop", "reason": state.value})
         self.ended.set()

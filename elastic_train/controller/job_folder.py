@@ -37,6 +37,13 @@ def identity(job: Job) -> dict[str, Any]:
     }
 
 
+def _flat(identity: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the model beside the others, so that a message names the one that differs."""
+    return {f"model.{key}": value for key, value in identity["model"].items()} | {
+        key: value for key, value in identity.items() if key != "model"
+    }
+
+
 def config_digest(job: Job) -> str:
     """sha256 of the whole job file in canonical JSON."""
     return hashlib.sha256(json.dumps(job.as_dict(), sort_keys=True).encode()).hexdigest()
@@ -56,7 +63,7 @@ class JobFolder:
         """Create ``job.json``, or check that the one there is of the same job; returns its content.
 
         Raises:
-            JobMismatch: the name belongs to a job with another model, data order or batch.
+            JobMismatch: the name belongs to a job with another model, data order or batch, or its record is not one.
             StorageError: the folder cannot be read or written.
         """
         record = {
@@ -69,9 +76,18 @@ class JobFolder:
         try:
             self.store.create("job.json", json.dumps(record, indent=1).encode())
         except AlreadyExists:
-            record = json.loads(self.store.read("job.json"))
+            record = self._record_there()
             self._check(record)
         return record
+
+    def _record_there(self) -> dict[str, Any]:
+        try:
+            record = json.loads(self.store.read("job.json"))
+            if record["format_version"] != FORMAT_VERSION or isinstance(record["identity"]["model"], dict):
+                return dict(record)
+        except (ValueError, TypeError, KeyError):
+            pass
+        raise JobMismatch(f"{self.store.uri}/job.json is not the record of a job; give the new job another name")
 
     def _check(self, record: dict[str, Any]) -> None:
         if record["format_version"] != FORMAT_VERSION:
@@ -79,7 +95,7 @@ class JobFolder:
                 f"{self.store.uri}/job.json has format version {record['format_version']}; "
                 f"this program reads {FORMAT_VERSION}"
             )
-        ours, theirs = identity(self._job), record["identity"]
+        ours, theirs = _flat(identity(self._job)), _flat(record["identity"])
         changed = [f"{key}={ours[key]!r} (there: {theirs.get(key)!r})" for key in ours if ours[key] != theirs.get(key)]
         if changed:
             raise JobMismatch(

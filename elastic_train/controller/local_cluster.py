@@ -127,8 +127,9 @@ class LocalCluster:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, options: list[str]) -> LocalNode:
-        self._count += 1
-        address = f"127.0.0.{self._count + 1}"
+        head = "--head" in options
+        self._count += not head
+        address = _HEAD if head else f"127.0.0.{self._count + 2}"
         log = self._folder / f"node-{self._count}.log"
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={address}"]
         command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]

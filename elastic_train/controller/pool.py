@@ -1,35 +1,56 @@
 """The snapshot pool of a node: a folder in shared memory that all hosts of one job on that node use together.
 
 It outlives trainers and single hosts. Each host leaves a marker with its pid; the last one out removes the folder, and
-whoever comes later on the machine removes folders of which every owner is dead.
+whoever comes later on the machine removes folders of which every owner is dead. All of this happens under a lock, so
+that nobody enters a folder that another host is about to remove.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-
-import psutil
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "elastic_train-"
-_NEWBORN_SECONDS = 60.0
-"""A folder without a marker may be one that another host is just creating."""
 
 
 def _marker(pid: int) -> str:
-    return f"owner-{pid}-{int(psutil.Process(pid).create_time() * 100)}"
+    """Name of the marker of a living process; ValueError when there is none.
+
+    The second number is the start of the process in clock ticks since the machine's boot: two processes that have the
+    same pid one after the other differ in it, and it stays the same when the machine's clock is set.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        raise ValueError(f"there is no process {pid}") from None
+    if fields[0] in (b"Z", b"X"):
+        raise ValueError(f"process {pid} has ended; its parent has not noticed yet")
+    return f"owner-{pid}-{int(fields[19])}"
 
 
 def _alive(marker: str) -> bool:
     try:
         return marker == _marker(int(marker.split("-")[1]))
-    except (psutil.NoSuchProcess, ValueError, IndexError):
+    except ValueError:
         return False
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """One process at a time; a lock of the kernel's, which ends with its holder."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class Pool:
@@ -46,33 +67,34 @@ class Pool:
 
     def enter(self) -> None:
         """Sweep what the dead left on this machine, then open this node's folder."""
-        sweep(self._root, keep=self.path)
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        (self.path / self._own).touch()
+        with _locked(self._root):
+            _sweep(self._root, keep=self.path)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            (self.path / self._own).touch()
 
     def leave(self) -> None:
         """Remove our marker, and the folder with it when nobody living uses it any more."""
-        (self.path / self._own).unlink(missing_ok=True)
-        if not _owners_alive(self.path):
-            shutil.rmtree(self.path, ignore_errors=True)
+        with _locked(self._root):
+            (self.path / self._own).unlink(missing_ok=True)
+            if not _owners_alive(self.path):
+                shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _owners_alive(folder: Path) -> bool:
     return any(_alive(marker.name) for marker in folder.glob("owner-*"))
 
 
-def sweep(root: Path, keep: Path | None = None) -> list[Path]:
-    """Remove the pools under ``root`` whose every owner is dead; returns them."""
-    removed = []
-    for folder in root.glob(f"{PREFIX}*"):
-        if folder == keep or _owners_alive(folder):
-            continue
-        try:
-            newborn = not any(folder.glob("owner-*")) and time.time() - folder.stat().st_mtime < _NEWBORN_SECONDS
-        except FileNotFoundError:
-            continue  # its last owner has just removed it
-        if not newborn:
-            logger.info("removing %s, whose owners are dead", folder)
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder)
-    return removed
+def sweep(root: Path) -> list[Path]:
+    """Remove the pools under ``root`` (there may be no such folder) whose every owner is dead; returns them."""
+    if not root.is_dir():
+        return []
+    with _locked(root):
+        return _sweep(root)
+
+
+def _sweep(root: Path, keep: Path | None = None) -> list[Path]:
+    dead = [folder for folder in root.glob(f"{PREFIX}*/") if folder != keep and not _owners_alive(folder)]
+    for folder in dead:
+        logger.info("removing %s, whose owners are dead", folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    return dead

@@ -1,20 +1,24 @@
 """Everything we use of Ray Train that is not public API, in one place; ``test_ray_contract.py`` guards it.
 
-Three things are bent. A worker group whose workers die stays RUNNING, so that the survivors' processes are untouched
+Four things are bent. A worker group whose workers die stays RUNNING, so that the survivors' processes are untouched
 (a ``WorkerGroupCallback`` that rewrites the poll status). The size of the group and the replacement of lost workers are
 decided by our own ``ScalingPolicy``: replacements are plain actors that run the same host function, in the placement
-group bundle of the lost worker, so that Ray Train never restarts the group while one of its workers lives. And the
-controller actor's handle is handed out, so that a run can be aborted while it waits for machines.
+group bundle of the lost worker, so that Ray Train never restarts the group, not even when none of its own workers is
+left. The controller actor's handle is handed out, so that a run can be aborted while it waits for machines. And what
+Ray would print into the driver's terminal goes to the log.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private import worker as ray_worker
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import (
     NoopDecision,
@@ -28,29 +32,55 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_train.config.job import Job
+from elastic_train.controller.coordinator import State
 
 logger = logging.getLogger(__name__)
 
 TESTED_RAY_VERSIONS = ("2.60.0",)
-LOST = "lost"
-"""Return value in the status of a worker that died and was tolerated."""
+JOB_ENDS = frozenset(state.value for state in State if state.ended)
+"""What a host returns when the coordinator let it go at the job's end; every other return is a loss."""
 _NOOP_PAUSE_SECONDS = 0.2
 """Ray Train's controller spins while the policy answers Noop for a group that is not running."""
 _JOINER_PAUSE_SECONDS = 2.0
 """A host that dies at once is not started again faster than this."""
+_BUNDLE_SECONDS = 3.0
+"""So long may a replacement wait for its bundle while there are free seats outside the placement group."""
+
+
+@dataclass(slots=True, eq=False)
+class Lost:
+    """Return value in the status of a lost worker. The callback's own object, through which the policy answers it."""
+
+    over: bool = False
+    """the job has ended, as a replacement host saw"""
 
 
 class ToleratesLostWorkers(WorkerGroupCallback):
-    """Keeps the worker group RUNNING as long as one of its workers lives or has ended well."""
+    """Keeps the worker group RUNNING until its workers, or their replacements, return at the job's end."""
+
+    def __init__(self) -> None:
+        self._lost = Lost()
 
     def after_worker_group_poll_status(self, worker_group_status: WorkerGroupPollStatus) -> None:
         statuses = worker_group_status.worker_statuses
-        lost = {rank for rank, status in statuses.items() if status.error is not None}
-        if len(lost) == len(statuses):
-            return  # nobody is left: Ray Train's own restart is the way back
-        for rank in lost:
-            logger.debug("rank %d is lost and tolerated: %s", rank, statuses[rank].error)
-            statuses[rank] = WorkerStatus(running=False, return_value=LOST)
+        for rank, status in statuses.items():
+            if status.error is not None or not (status.running or status.return_value in JOB_ENDS):
+                logger.debug("rank %d is lost and tolerated: %s", rank, status.error or status.return_value)
+                statuses[rank] = WorkerStatus(running=False, return_value=self._lost)
+        if not self._lost.over and all(status.return_value is self._lost for status in statuses.values()):
+            # A group in which nobody runs would be finished, and the replacements with it.
+            statuses[0] = WorkerStatus(running=True, return_value=self._lost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joiner:
+    """A replacement host: its actor and the refs of the actor's two calls."""
+
+    actor: Any
+    started: Any
+    ended: Any
+    in_bundle: bool
+    asked: float
 
 
 class HostPolicy(ScalingPolicy):
@@ -75,10 +105,10 @@ class HostPolicy(ScalingPolicy):
         super().__init__(scaling_config)
         self._minimum, self._maximum, self._wait_seconds = minimum, maximum, wait_seconds
         self._run_host, self._on_controller = run_host, on_controller
-        self._joiners: dict[int, Any] = {}
-        """seat -> object ref of the running actor's only call. Seats below the group's size are its bundles."""
-        self._actors: dict[int, Any] = {}
+        self._joiners: dict[int, _Joiner] = {}
+        """by seat; seats below the group's size are its bundles"""
         self._asked: dict[int, float] = {}
+        self._over = False
         self._first_look: float | None = None
 
     @property
@@ -96,12 +126,10 @@ class HostPolicy(ScalingPolicy):
         self._maybe_send_resource_request()
         now = time.monotonic()
         self._first_look = self._first_look or now
-        wanted = max(1, self._maximum - self._living_joiners())
         seats = count_seats(self._seat_resources)
-        enough = max(1, self._minimum - self._living_joiners())
-        if seats >= wanted or (seats >= enough and now - self._first_look >= self._wait_seconds):
+        if seats >= self._maximum or (seats >= self._minimum and now - self._first_look >= self._wait_seconds):
             self._first_look = None
-            return ResizeDecision(num_workers=min(seats, wanted), resources_per_worker=self._seat_resources)
+            return ResizeDecision(num_workers=min(seats, self._maximum), resources_per_worker=self._seat_resources)
         time.sleep(_NOOP_PAUSE_SECONDS)
         return NoopDecision()
 
@@ -109,35 +137,38 @@ class HostPolicy(ScalingPolicy):
         self, worker_group_state: WorkerGroupState, worker_group_status: WorkerGroupPollStatus
     ) -> ScalingDecision:
         self._maybe_send_resource_request()
-        workers = worker_group_state.workers
         statuses = worker_group_status.worker_statuses
-        if any(not status.running and status.return_value != LOST for status in statuses.values()):
-            return NoopDecision()  # hosts are returning: the job is over
-        for worker, status in zip(workers, statuses.values(), strict=True):
-            if not status.running:
-                bundle = worker.placement_group_bundle_index
-                assert bundle is not None  # Ray Train places every worker in a bundle
-                self._ask(bundle, worker_group_state.placement_group_handle.placement_group)
-        for seat in range(len(workers), self._maximum):
+        self._forget_ended()
+        self._over = self._over or any(status.return_value in JOB_ENDS for status in statuses.values())
+        lost = {rank: status.return_value for rank, status in statuses.items() if isinstance(status.return_value, Lost)}
+        if self._over:
+            for value in lost.values():
+                value.over = True
+            return NoopDecision()
+        for rank in lost:
+            bundle = worker_group_state.workers[rank].placement_group_bundle_index
+            assert bundle is not None  # Ray Train places every worker in a bundle
+            self._ask(bundle, worker_group_state.placement_group_handle.placement_group)
+        for seat in range(len(statuses), self._maximum):
             self._ask(seat, None)
+        self._leave_bundles()
         return NoopDecision()
 
-    def _living_joiners(self) -> int:
-        """Replacements that run or are pending; forgets those that ended."""
-        ended = (
-            set(ray.wait(list(self._joiners.values()), num_returns=len(self._joiners), timeout=0)[0])
-            if self._joiners
-            else set()
-        )
-        for seat in [seat for seat, ref in self._joiners.items() if ref in ended]:
-            del self._joiners[seat], self._actors[seat]
-        return len(self._joiners)
+    def _forget_ended(self) -> None:
+        seats = {joiner.ended: seat for seat, joiner in self._joiners.items()}
+        if not seats:
+            return
+        for ref in ray.wait(list(seats), num_returns=len(seats), timeout=0)[0]:
+            del self._joiners[seats[ref]]
+            try:
+                self._over = self._over or ray.get(ref) in JOB_ENDS
+            except ray.exceptions.RayError as error:
+                logger.debug("the host on seat %d is lost: %s", seats[ref], error)
 
     def _ask(self, seat: int, group: Any | None) -> None:
         """Start (or keep asking for) a host on a seat that has none."""
-        self._living_joiners()
         now = time.monotonic()
-        if seat in self._joiners or now - self._asked.get(seat, 0.0) < _JOINER_PAUSE_SECONDS:
+        if seat in self._joiners or now - self._asked.get(seat, -_JOINER_PAUSE_SECONDS) < _JOINER_PAUSE_SECONDS:
             return
         self._asked[seat] = now
         resources = self._seat_resources
@@ -148,12 +179,32 @@ class HostPolicy(ScalingPolicy):
                 placement_group=group, placement_group_bundle_index=seat
             )
         actor: Any = ray.remote(_JoinerHost).options(**options).remote()
-        self._actors[seat] = actor
-        self._joiners[seat] = actor.run.remote(self._run_host)
+        started, ended = actor.started.remote(), actor.run.remote(self._run_host)
+        self._joiners[seat] = _Joiner(actor, started, ended, group is not None, now)
+
+    def _leave_bundles(self) -> None:
+        """Lost bundles come back all together or not at all; use free seats that are fewer without them."""
+        waiting = {seat: joiner for seat, joiner in self._joiners.items() if not _is_done(joiner.started)}
+        patience = time.monotonic() - _BUNDLE_SECONDS
+        stuck = [seat for seat, joiner in waiting.items() if joiner.in_bundle and joiner.asked <= patience]
+        if not stuck:
+            return
+        free = count_seats(self._seat_resources) - sum(not joiner.in_bundle for joiner in waiting.values())
+        for seat in stuck[: max(free, 0)]:
+            ray.kill(self._joiners.pop(seat).actor)
+            self._asked.pop(seat, None)
+            self._ask(seat, None)
+
+
+def _is_done(ref: Any) -> bool:
+    return bool(ray.wait([ref], timeout=0)[0])
 
 
 class _JoinerHost:
     """A host outside Ray Train's worker group."""
+
+    def started(self) -> None:
+        """Answers as soon as the actor has its seat."""
 
     def run(self, run_host: Callable[[], str]) -> str:
         return run_host()
@@ -196,3 +247,19 @@ def host_trainer(
     return HostTrainer(
         run_host, policy, RunConfig(name=job.name, storage_path=folder, callbacks=callbacks, failure_config=failures)
     )
+
+
+@contextmanager
+def ray_messages_to_log() -> Iterator[None]:
+    """Meanwhile, what Ray prints about its nodes ("... has been marked dead") is logged: the terminal shows the job."""
+
+    def log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        for line in data["lines"]:
+            logger.info("%s: %s", data.get("pid"), line)
+
+    printed = ray_worker.print_to_stdstream
+    ray_worker.print_to_stdstream = log
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = printed

@@ -35,6 +35,8 @@ RAY_ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # A call after the connection is closed is an error, and not the start of another cluster.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
 }
 
 
@@ -88,7 +90,8 @@ def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status
         JobError: the job cannot be started (name in use, other job in its folder, no storage).
     """
     job = absolute(job)
-    with _ray(job, address), _Signals() as signals:
+    with _Signals() as signals, _ray(job, address), _quiet():
+        signals.install()  # Ray has put handlers of its own in our place
         run = _Run(job, signals, on_status or (lambda status: None))
         try:
             return run.follow()
@@ -119,6 +122,14 @@ def _ray(job: Job, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    from elastic_train.controller.ray_internals import ray_messages_to_log
+
+    with ray_messages_to_log():
+        yield
+
+
 class _Signals:
     """SIGINT and SIGTERM ask for a graceful stop; a second one ends the driver at once."""
 
@@ -128,9 +139,13 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._on_signal)
+            self._previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            self.install()
         return self
+
+    def install(self) -> None:
+        for number in self._previous:
+            signal.signal(number, self._on_signal)
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
@@ -226,10 +241,18 @@ class _Run:
         """The hosts return by themselves; a group that is still waiting for machines is aborted."""
         import ray
 
-        fit.join(timeout=_LEAVE_SECONDS if self._fit_started() else 0.0)
-        if fit.is_alive() and (controller := ray.get(self._coordinator.controller.remote())) is not None:
-            ray.kill(controller)
+        if self._fit_started():
             fit.join(timeout=_LEAVE_SECONDS)
+            if fit.is_alive():
+                logger.warning("Ray Train has not let its workers go after %.0f s; they are killed", _LEAVE_SECONDS)
+            elif self._fit_error is not None:
+                logger.warning("Ray Train ended with an error: %s", self._fit_error)
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while fit.is_alive() and time.monotonic() < deadline:
+            controller = ray.get(self._coordinator.controller.remote(), timeout=_START_SECONDS)
+            if controller is not None:  # else it is only just starting
+                ray.kill(controller)
+            fit.join(timeout=_POLL_SECONDS)
 
     def _fit_started(self) -> bool:
         return bool(self._status()["hosts"]) or self._fit_error is not None

@@ -11,6 +11,9 @@ Message = dict[str, Any]
 
 LINE_LIMIT = 1 << 28
 """Longest accepted line in bytes (descriptions of a big model's shards are the longest messages)."""
+HELLO_LIMIT = 1 << 18
+"""Longest accepted line of a peer that has not shown the token yet."""
+_READ_BYTES = 1 << 16
 
 
 class WireError(Exception):
@@ -30,7 +33,7 @@ def decode(line: bytes) -> Message:
     """
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"a line of {len(line)} bytes is not JSON: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise WireError(f"a message must be a JSON object with a 'type', got {line[:80]!r}")
@@ -38,12 +41,25 @@ def decode(line: bytes) -> Message:
 
 
 class Connection:
-    """One end of a message stream. ``send`` never blocks; a slow peer is bounded by ``max_backlog`` bytes."""
+    """One end of a message stream. ``send`` never blocks; a slow peer is bounded by ``max_backlog`` bytes.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, max_backlog: int = 1 << 30) -> None:
+    A line may have ``limit`` bytes, its newline included. The reader's own limit is of no matter, but bounds what is
+    buffered beyond that.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        limit: int = LINE_LIMIT,
+        max_backlog: int = 1 << 30,
+    ) -> None:
+        self.limit = limit
         self._reader = reader
         self._writer = writer
         self._max_backlog = max_backlog
+        self._received = bytearray()
         self.last_heard = asyncio.get_running_loop().time()
 
     def send(self, message: Message) -> None:
@@ -56,13 +72,25 @@ class Connection:
         self._writer.write(encode(message))
 
     async def receive(self) -> Message | None:
-        """The next message, or None when the peer is gone."""
-        try:
-            line = await self._reader.readline()
-        except (ConnectionError, OSError):
-            return None
-        if not line.endswith(b"\n"):
-            return None
+        """The next message, or None when the peer is gone.
+
+        Raises:
+            WireError: what came is not a message, or longer than ``limit``.
+        """
+        searched = 0
+        while (end := self._received.find(b"\n", searched)) < 0 and len(self._received) < self.limit:
+            searched = len(self._received)
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._received += data
+        if not 0 <= end < self.limit:
+            raise WireError(f"a line is longer than {self.limit} bytes")
+        line = bytes(self._received[: end + 1])
+        del self._received[: end + 1]
         self.last_heard = asyncio.get_running_loop().time()
         return decode(line)
 
@@ -84,4 +112,4 @@ class Connection:
 def token_matches(message: Message, token: str) -> bool:
     """Whether the message carries the job's secret (compared in constant time)."""
     given = message.get("token")
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), token.encode())
+    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="surrogatepass"), token.encode())

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_train.config.layout import Layout
+from elastic_train.controller.members import Generation, Trouble, choose_partners, order_members, step_line
+from tests.controller.records import host, hosts
+
+
+def numbers(members: list) -> list[int]:
+    return [member.number for member in members]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "partners"),
+    [
+        ("aabb", 1, [[3], [4], [1], [2]]),
+        ("aabb", 2, [[3], [4], [1], [2]]),  # no third node to put the second copy on
+        ("aabb", 0, [[], [], [], []]),
+        ("aabbcc", 1, [[3], [4], [5], [6], [1], [2]]),
+        ("abc", 2, [[2, 3], [3, 1], [1, 2]]),
+        ("aaa", 1, [[], [], []]),
+        ("aaab", 1, [[4], [4], [4], [1]]),
+        ("a", 3, [[]]),
+    ],
+)
+def test_partners(nodes: str, count: int, partners: list[list[int]]) -> None:
+    members = hosts(nodes)
+    assert [numbers(choose_partners(members, rank, count)) for rank in range(len(members))] == partners
+
+
+@given(nodes=st.text("abcdefg", min_size=1, max_size=24), count=st.integers(0, 4))
+def test_partners_are_on_other_nodes_each_on_one_of_its_own(nodes: str, count: int) -> None:
+    members = hosts(nodes)
+    load: Counter[int] = Counter()
+    for rank, member in enumerate(members):
+        partners = choose_partners(members, rank, count)
+        places = [partner.node for partner in partners]
+        assert len(places) == min(count, len(set(nodes)) - 1)
+        assert len(set(places)) == len(places)
+        assert member.node not in places
+        assert all(partner in members for partner in partners)
+        load.update(numbers(partners))
+    for node in set(nodes):  # inside a node nobody carries more than one copy (per source node) above another
+        loads = [load[member.number] for member in members if member.node == node]
+        assert max(loads) - min(loads) <= count
+
+
+@given(hosts_per_node=st.integers(1, 4), nodes=st.integers(2, 6), count=st.integers(1, 3))
+def test_equal_nodes_share_the_copies_evenly(hosts_per_node: int, nodes: int, count: int) -> None:
+    members = hosts("".join(letter * hosts_per_node for letter in "abcdef"[:nodes]))
+    load = Counter(
+        partner.number for rank in range(len(members)) for partner in choose_partners(members, rank, count)
+    )
+    assert [load[member.number] for member in members] == [min(count, nodes - 1)] * len(members)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "order"),
+    [
+        ("abab", 4, [1, 3, 2, 4]),  # side by side
+        ("abb", 3, [2, 3, 1]),  # the fullest node first
+        ("abb", 2, [2, 3]),  # a pair inside one node rather than across two
+        ("cab", 2, [1, 2]),  # equally full: in the order of joining
+        ("aabbb", 4, [3, 4, 5, 1]),
+    ],
+)
+def test_order_of_members(nodes: str, wanted: int, order: list[int]) -> None:
+    assert numbers(order_members(hosts(nodes), wanted)) == order
+
+
+@given(nodes=st.text("abcd", min_size=1, max_size=16), wanted=st.integers(1, 16), seed=st.randoms())
+def test_the_order_depends_on_the_hosts_only_and_keeps_nodes_together(nodes: str, wanted: int, seed: object) -> None:
+    there = hosts(nodes)
+    ordered = order_members(there, wanted)
+    shuffled = list(there)
+    seed.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert order_members(shuffled, wanted) == ordered
+    assert len(ordered) == min(wanted, len(there)) == len(set(numbers(ordered)))
+    places = [member.node for member in ordered]
+    assert sum(left != right for left, right in zip(places, places[1:], strict=False)) == len(set(places)) - 1
+
+
+def told(step: int, **changes: float) -> dict:
+    values = {"loss": 2.5, "grad_norm": 0.75, "lr": 1e-3, "valid_tokens": 256, "buffer": 1, "image": "x"}
+    return {"type": "stepped", "step": step, "seconds": 1.0, "snapshot_seconds": 0.1, "stall_seconds": 0.0} | (
+        values | changes
+    )
+
+
+def test_step_line() -> None:
+    generation = Generation(3, Layout(pp=2), hosts("ab"), [[], []], 6, Trouble("start", ""))
+    generation.stepped[7] = {
+        1: told(7, seconds=2.0, stall_seconds=0.5),
+        0: told(7, seconds=1.5, snapshot_seconds=0.3),
+    }
+    line = step_line(generation, 7, [4, 1])
+    assert line.pop("time") > 1e9
+    assert line == {
+        "step": 7,
+        "loss": 2.5,
+        "grad_norm": 0.75,
+        "lr": 1e-3,
+        "valid_tokens": 256,
+        "seconds": 2.0,  # the slowest rank's
+        "snapshot_seconds": 0.3,
+        "stall_seconds": 0.5,
+        "generation": 3,
+        "layout": "pp2",
+        "samples": [4, 1],
+    }
+    assert "samples" not in step_line(generation, 7, None)
+
+
+def test_copies_wanted_and_ranks() -> None:
+    members = hosts("ab")
+    generation = Generation(1, Layout(pp=2), members, [[members[1]], []], 0, Trouble("start", ""))
+    assert [generation.copies_wanted(rank) for rank in (0, 1)] == [2, 1]
+    assert [generation.rank_of(member) for member in members] == [0, 1]
+    assert generation.rank_of(host(3, "a")) is None
+
+
+def test_echoes() -> None:
+    assert {kind for kind in ("host_lost", "trainer_killed", "exception", "peer", "hang", "copy_failed", "damaged")
+            if Trouble(kind, "").is_echo} == {"peer", "copy_failed"}  # fmt: skip

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elastic_train.controller.pool import PREFIX, Pool, sweep
+from tests.controller.processes import Program, program
+
+HOST = """
+import sys
+from elastic_train.controller.pool import Pool
+pool = Pool(sys.argv[1], "job", "run", sys.argv[2])
+pool.enter()
+print(pool.path, flush=True)
+for line in sys.stdin:
+    pool.leave() if line == "leave\\n" else pool.enter()
+    print("done", flush=True)
+"""
+
+
+def started(host: Program) -> Path:
+    return Path(host.hear())
+
+
+def order(host: Program, what: str) -> None:
+    host.tell(what)
+    assert host.hear() == "done"
+
+
+def test_two_hosts_share_a_nodes_pool_and_the_last_one_out_removes_it(tmp_path: Path) -> None:
+    with program(HOST, str(tmp_path), "node-a") as first, program(HOST, str(tmp_path), "node-a") as second:
+        pool = started(first)
+        assert started(second) == pool
+        (pool / "image").write_bytes(b"of both")
+        order(first, "leave")
+        assert (pool / "image").read_bytes() == b"of both"
+        order(second, "leave")
+        assert not list(tmp_path.iterdir())
+
+
+def test_each_node_has_its_own_pool_that_only_its_user_can_read(tmp_path: Path) -> None:
+    with program(HOST, str(tmp_path), "node-a") as first, program(HOST, str(tmp_path), "node-b") as second:
+        pools = {started(first), started(second)}
+        assert pools == {tmp_path / f"{PREFIX}job-run-node-a", tmp_path / f"{PREFIX}job-run-node-b"}
+        assert {pool.stat().st_mode & 0o777 for pool in pools} == {0o700}
+        order(first, "leave")
+        assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}job-run-node-b"]
+
+
+def test_the_pool_of_a_killed_host_is_swept_by_the_next_comer(tmp_path: Path) -> None:
+    with program(HOST, str(tmp_path), "node-a") as killed:
+        pool = started(killed)
+        (pool / "image").write_bytes(b"x" * 10_000)
+        killed.kill()
+        assert pool.exists()
+    with program(HOST, str(tmp_path), "node-b") as comer:
+        own = started(comer)
+        assert list(tmp_path.iterdir()) == [own]
+
+
+def test_a_host_that_has_ended_counts_as_dead_before_its_parent_notices(tmp_path: Path) -> None:
+    """A killed process stays in the process table until its parent waits for it."""
+    with program(HOST, str(tmp_path), "node-a") as killed:
+        pool = started(killed)
+        os.kill(killed.pid, 9)
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
+        assert sweep(tmp_path) == [pool]
+
+
+def test_a_living_hosts_pool_is_never_swept(tmp_path: Path) -> None:
+    with program(HOST, str(tmp_path), "node-a") as living, program(HOST, str(tmp_path), "node-a") as killed:
+        pool = started(living)
+        started(killed)
+        killed.kill()
+        os.utime(pool, (0, 0))
+        assert sweep(tmp_path) == []
+        with program(HOST, str(tmp_path), "node-b") as comer:
+            started(comer)
+        assert pool.exists()
+        order(living, "leave")
+        assert not pool.exists()  # the marker that the killed one left does not keep it
+
+
+def test_the_next_host_of_a_node_keeps_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    with program(HOST, str(tmp_path), "node-a") as killed:
+        pool = started(killed)
+        (pool / "image").write_bytes(b"to adopt")
+        killed.kill()
+    with program(HOST, str(tmp_path), "node-a") as comer:
+        assert started(comer) == pool
+        assert (pool / "image").read_bytes() == b"to adopt"
+
+
+def test_a_reused_pid_counts_as_dead(tmp_path: Path) -> None:
+    """The marker of a process that had the pid of a living one, but started at another time."""
+    pool = Pool(str(tmp_path), "job", "run", "node")
+    pool.enter()
+    (marker,) = pool.path.glob("owner-*")
+    _, pid, began = marker.name.split("-")
+    assert int(pid) == os.getpid()
+    assert sweep(tmp_path) == []
+    marker.rename(marker.with_name(f"owner-{pid}-{int(began) - 1}"))
+    assert sweep(tmp_path) == [pool.path]
+
+
+def test_a_marker_does_not_depend_on_the_clock(tmp_path: Path) -> None:
+    """A host must not look dead because the machine's clock was set after it started: it counts ticks since boot."""
+    pool = Pool(str(tmp_path), "job", "run", "node")
+    pool.enter()
+    (marker,) = pool.path.glob("owner-*")
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    assert marker.name == f"owner-{os.getpid()}-{fields[19]}"
+    pool.leave()
+
+
+@pytest.mark.parametrize("marker", ["owner-", "owner-x-1", "owner-99999999999999999999-1", "owner-1", "owner--1-5"])
+def test_a_strange_marker_is_no_living_owner(tmp_path: Path, marker: str) -> None:
+    folder = tmp_path / f"{PREFIX}strange"
+    folder.mkdir()
+    (folder / marker).touch()
+    assert sweep(tmp_path) == [folder]
+
+
+def test_a_folder_that_its_host_did_not_live_to_mark_is_swept(tmp_path: Path) -> None:
+    (tmp_path / f"{PREFIX}unmarked").mkdir()
+    assert sweep(tmp_path) == [tmp_path / f"{PREFIX}unmarked"]
+    assert sweep(tmp_path / "no such folder") == []
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "other-thing").mkdir()
+    os.utime(tmp_path / "other-thing", (0, 0))
+    (tmp_path / f"{PREFIX}a-file").touch()
+    os.utime(tmp_path / f"{PREFIX}a-file", (0, 0))
+    sweep(tmp_path)
+    assert (tmp_path / "other-thing").exists()
+
+
+CROWD = """
+import sys
+from pathlib import Path
+from elastic_train.controller.pool import Pool
+sys.stdin.readline()
+for _ in range(300):
+    pool = Pool(sys.argv[1], "job", "run", "node")
+    pool.enter()
+    mine = pool.path / f"mine-{sys.argv[2]}"
+    mine.write_text("x")
+    assert mine.read_text() == "x" and list(pool.path.glob("owner-*"))
+    mine.unlink()
+    pool.leave()
+print("fine", flush=True)
+"""
+
+
+def test_hosts_that_come_and_go_at_once_never_lose_their_pool(tmp_path: Path) -> None:
+    """Two hosts of one node enter and leave while a third process sweeps: what is newborn is left alone."""
+    with program(CROWD, str(tmp_path), "0") as left, program(CROWD, str(tmp_path), "1") as right:
+        for host in (left, right):
+            host.tell()
+        while left.process.poll() is None and right.process.poll() is None:
+            assert sweep(tmp_path) == []
+        assert [left.hear(), right.hear()] == ["fine", "fine"]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,249 @@
+"""What a job goes on from, and that the samples of a run that grows and shrinks are those of a run that does not.
+
+The cases DA-01, DA-03, DA-05, DA-07 and DA-11 (resumed and resized runs that repeated or lost samples) are here at the
+level of whole jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.checkpoint.manifest import list_checkpoints, load_manifest, manifest_path, object_path
+from elastic_train.controller.job_folder import job_store
+from elastic_train.controller.resumption import find_checkpoint, open_data
+from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.errors import DataError
+from elastic_train.data.order import SampleOrder
+from elastic_train.storage.errors import StorageError
+from elastic_train.storage.store import Store
+from tests.checkpoint.states import even_layout, save, save_and_commit, some_tensors
+from tests.jobs import assert_same_curve, make_job
+from tests.local_job import LocalJob
+
+Lines = list[dict[str, Any]]
+
+
+# -- which checkpoint ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Committed steps 10, 20, 30."""
+    store = Store.open(str(tmp_path / "job"))
+    for step in (10, 20, 30):
+        save_and_commit(store, tmp_path, even_layout(some_tensors(step), 2), step)
+    return store
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    chosen = find_checkpoint(Store.open(str(tmp_path / "job")))
+    assert (chosen.step, chosen.refused) == (None, [])
+
+
+def test_the_newest_whole_checkpoint(store: Store) -> None:
+    chosen = find_checkpoint(store)
+    assert (chosen.step, chosen.refused) == (30, [])
+    assert list_checkpoints(store) == [10, 20, 30]
+
+
+def test_a_truncated_one_is_passed_over_by_name_and_its_step_can_be_committed_anew(
+    store: Store, tmp_path: Path
+) -> None:
+    path = object_path(30, 1, 1)
+    store.write(path, [store.read(path)[:-1]])
+    chosen = find_checkpoint(store)
+    assert chosen.step == 20
+    (sentence,) = chosen.refused
+    assert path in sentence
+    assert list_checkpoints(store) == [10, 20]
+    save_and_commit(store, tmp_path, even_layout(some_tensors(30), 3), 30, generation=2)
+    assert find_checkpoint(store).step == 30
+
+
+def test_one_that_a_rank_found_damaged_is_put_out_of_the_way(store: Store) -> None:
+    """Sizes are right, so only the caller knows."""
+    chosen = find_checkpoint(store, damaged=(30,))
+    assert (chosen.step, chosen.refused) == (20, [])
+    assert list_checkpoints(store) == [10, 20]
+    assert find_checkpoint(store).step == 20
+
+
+def test_objects_without_a_manifest_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
+    save(store, tmp_path, even_layout(some_tensors(40), 2), 40, generation=3)
+    chosen = find_checkpoint(store)
+    assert chosen.step == 30
+    (sentence,) = chosen.refused
+    assert "step 40 is incomplete" in sentence
+
+
+def test_when_all_are_damaged_none_is_chosen_and_each_is_named(store: Store) -> None:
+    for step in (10, 20):
+        store.delete(object_path(step, 1, 0))
+    store.write(manifest_path(30), [b"{}"])
+    chosen = find_checkpoint(store)
+    assert chosen.step is None
+    assert [name in sentence for name, sentence in zip(
+        (manifest_path(30), object_path(20, 1, 0), object_path(10, 1, 0)), chosen.refused, strict=True
+    )] == [True] * 3  # fmt: skip
+    assert list_checkpoints(store) == []
+
+
+# -- the data --------------------------------------------------------------------------------------------------------
+
+
+def test_sample_ids_of_a_step(corpus: Path, tmp_path: Path) -> None:
+    job = make_job(corpus, tmp_path, "ids", "training.global_batch=6", "training.micro_batch=2")
+    data = open_data(job)
+    dataset = TokenDataset.open(str(corpus), 32)
+    assert data.digest == dataset.digest
+    order = SampleOrder(len(dataset), job.seed)
+    assert data.sample_ids(1) == [order.sample_id(n) for n in range(6)]
+    assert data.sample_ids(5) == [order.sample_id(n) for n in range(24, 30)]
+    steps = len(dataset) // 6 * 2
+    ids = [sample for step in range(1, steps + 1) for sample in data.sample_ids(step)]
+    assert set(ids[: len(dataset)]) == set(range(len(dataset)))
+
+
+def test_too_little_data_is_refused_with_both_numbers(corpus: Path, tmp_path: Path) -> None:
+    samples = len(TokenDataset.open(str(corpus), 2048))
+    assert samples < 99
+    job = make_job(corpus, tmp_path, "small", "data.sequence_length=2048", "training.global_batch=99")
+    with pytest.raises(DataError, match=rf"{samples} sequences in .* < global batch 99"):
+        open_data(job)
+    enough = make_job(corpus, tmp_path, "small", "data.sequence_length=2048", f"training.global_batch={samples}")
+    assert sorted(open_data(enough).sample_ids(1)) == list(range(samples))
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused_with_both_numbers(corpus: Path, tmp_path: Path) -> None:
+    entries = TokenDataset.open(str(corpus), 32).vocab_size
+    job = make_job(corpus, tmp_path, "vocabulary", f"model.vocab_size={entries - 1}")
+    with pytest.raises(DataError, match=rf"model\.vocab_size={entries - 1} is smaller than the {entries} entries"):
+        open_data(job)
+    open_data(make_job(corpus, tmp_path, "vocabulary", f"model.vocab_size={entries}"))
+
+
+def test_missing_data_is_refused_with_the_place(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no data has no manifest\.json"):
+        open_data(make_job(tmp_path / "no data", tmp_path, "missing"))
+
+
+def test_a_shard_that_is_cut_off_is_not_the_coordinators_to_find(corpus: Path, tmp_path: Path) -> None:
+    """Only the manifest is read when a job opens: the shards may be anywhere and of any size."""
+    shutil.copytree(corpus, tmp_path / "data")
+    for shard in (tmp_path / "data").glob("**/*.arrow"):
+        shard.unlink()
+    assert open_data(make_job(tmp_path / "data", tmp_path, "cut")).sample_ids(1)
+
+
+# -- whole jobs ------------------------------------------------------------------------------------------------------
+
+
+def start_hosts(run: LocalJob, nodes: str) -> None:
+    for index, node in enumerate(nodes):
+        run.start_host(f"{node}{index}", node)
+
+
+def layouts(run: LocalJob) -> list[str]:
+    return [event["layout"] for event in run.lines("ledger") if event["event"] == "generation_formed"]
+
+
+def grow(run: LocalJob, names: tuple[str, ...], node: str) -> None:
+    """Take in new hosts; a trainer is held meanwhile, or this job would be over before they are ready."""
+    paused = run.trainer_pids()[0]
+    os.kill(paused, signal.SIGSTOP)
+    for name in names:
+        run.start_host(name, node)
+    run.wait(lambda status: status["spares"] == len(names))
+    os.kill(paused, signal.SIGCONT)
+
+
+def test_da_03_from_4_to_2_to_4_hosts_every_step_has_the_samples_of_one_host(
+    corpus: Path, reference: Lines, tmp_path: Path
+) -> None:
+    job = make_job(corpus, tmp_path, "da-03", "parallel.pp=1", "hosts.min=2")
+    with LocalJob(job) as run:
+        start_hosts(run, "aabb")
+        run.wait_step(5)
+        run.kill_host("b2")
+        run.kill_host("b3")
+        run.wait(lambda status: status["layout"] == "dp_shard2" and status["state"] == "running")
+        run.wait_step(10)
+        grow(run, ("c4", "c5"), "c")
+        assert run.finish()["state"] == "finished"
+        lines = run.lines("steps")
+        assert [line["samples"] for line in lines] == [line["samples"] for line in reference]
+        assert_same_curve(lines, reference)
+        assert (layouts(run)[0], layouts(run)[-1]) == ("dp_shard4", "dp_shard4")
+        assert "dp_shard2" in layouts(run)
+        used = Counter(sample for line in lines for sample in line["samples"])
+        assert set(used.values()) == {1}  # 240 samples, within the first epoch
+        assert len(used) == 240
+
+
+def test_da_01_a_resume_in_the_middle_of_the_second_epoch_goes_on_in_its_order(corpus: Path, tmp_path: Path) -> None:
+    overrides = ("parallel.pp=1", "data.sequence_length=128", "training.micro_batch=2", "checkpoint.every_steps=5")
+    samples = len(TokenDataset.open(str(corpus), 128))
+    order = SampleOrder(samples, seed=1)
+    expected = [[order.sample_id(n) for n in range(8 * step, 8 * step + 8)] for step in range(30)]
+    job = make_job(corpus, tmp_path, "da-01", *overrides)
+    stop = -(-samples // 8) + 2
+    assert stop < 25, f"{samples} samples: the second epoch must begin well before step 30"
+    assert samples % 8, "an epoch must end inside a step"
+    with LocalJob(job) as first:
+        start_hosts(first, "ab")
+        first.wait_step(stop)
+        first.kill_host("a0")
+        first.kill_host("b1")
+    with LocalJob(job, "run1") as second:
+        start_hosts(second, "a")
+        assert second.finish()["state"] == "finished"
+        lines = second.lines("steps")
+    assert [line["samples"] for line in lines] == expected
+    used = [sample for line in lines for sample in line["samples"]]
+    assert sorted(used[:samples]) == list(range(samples))
+    assert len(set(used[samples : 2 * samples])) == len(used[samples : 2 * samples])
+    assert used[:8] != used[samples : samples + 8]
+
+
+def test_da_07_and_11_the_cursor_counts_what_the_optimizer_has_consumed(corpus: Path, tmp_path: Path) -> None:
+    """10 steps of 4 slots x micro-batch 2 on each of 2 data ranks are 160 samples; the next is number 160."""
+    batch = ("training.global_batch=16", "training.micro_batch=2", "parallel.pp=1")
+    job = make_job(corpus, tmp_path, "da-07", "training.steps=15", *batch)
+    order = SampleOrder(len(TokenDataset.open(str(corpus), 32)), seed=1)
+    with LocalJob(job) as first:
+        start_hosts(first, "ab")
+        first.wait(lambda status: any(event["event"] == "checkpoint_committed" for event in first.events))
+        first.wait_step(12)  # the trainers are ahead of the checkpoint
+        for name in ("a0", "b1"):
+            first.kill_host(name)
+    manifest = load_manifest(job_store(job), 10)
+    assert manifest.cursor == 160
+    assert manifest.layout["dp_shard"] == 2
+    with LocalJob(job, "run1") as second:
+        assert second.status()["step"] == 10
+        start_hosts(second, "abc")
+        assert second.finish()["state"] == "finished"
+        lines = second.lines("steps")
+    assert lines[10]["step"] == 11
+    assert lines[10]["samples"] == [order.sample_id(n) for n in range(160, 176)]
+    assert {line["valid_tokens"] for line in lines} == {16 * 32}
+    assert load_manifest(job_store(job), 15).cursor == 240
+
+
+def test_da_05_a_job_with_too_little_data_does_not_start(corpus: Path, tmp_path: Path) -> None:
+    job = make_job(corpus, tmp_path, "da-05", "training.global_batch=100000")
+    with pytest.raises(DataError, match=r"\d+ sequences in .* < global batch 100000"), LocalJob(job):
+        pass
+
+
+def test_a_job_whose_data_is_gone_says_so(corpus: Path, tmp_path: Path) -> None:
+    job = make_job(tmp_path / "gone", tmp_path, "gone")
+    with pytest.raises((DataError, StorageError), match="gone"), LocalJob(job):
+        pass
