@@ -40,31 +40,43 @@ class Section(BaseModel):
 class RopeScaling(Section):
     """Llama 3.1 rotary scaling, fields as in the HF ``config.json``."""
 
-    rope_type: Literal["llama3"] = "llama3"
-    factor: Annotated[float, Field(gt=0)] = 8.0
-    low_freq_factor: Annotated[float, Field(gt=0)] = 1.0
-    high_freq_factor: Annotated[float, Field(gt=0)] = 4.0
-    original_max_position_embeddings: Annotated[int, Field(ge=1)] = 8192
+    rope_type: Literal["llama3"] = Field(default="llama3", description="kind of scaling")
+    factor: Annotated[float, Field(gt=0)] = Field(default=8.0, description="stretch of the low frequencies")
+    low_freq_factor: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="wavelengths above original length / this are stretched fully"
+    )
+    high_freq_factor: Annotated[float, Field(gt=0)] = Field(
+        default=4.0, description="wavelengths below original length / this are left alone"
+    )
+    original_max_position_embeddings: Annotated[int, Field(ge=1)] = Field(
+        default=8192, description="length the frequencies were made for"
+    )
 
 
 class ModelConfig(Section):
     """Shape of the decoder-only transformer. Field names follow the HF Llama ``config.json``."""
 
-    hidden_size: Annotated[int, Field(ge=1)]
-    num_hidden_layers: Annotated[int, Field(ge=1)]
-    num_attention_heads: Annotated[int, Field(ge=1)]
-    num_key_value_heads: Annotated[int, Field(ge=1)]
-    intermediate_size: Annotated[int, Field(ge=1)]
-    vocab_size: Annotated[int, Field(ge=2)]
+    hidden_size: Annotated[int, Field(ge=1)] = Field(description="width of the residual stream")
+    num_hidden_layers: Annotated[int, Field(ge=1)] = Field(description="transformer blocks")
+    num_attention_heads: Annotated[int, Field(ge=1)] = Field(description="query heads")
+    num_key_value_heads: Annotated[int, Field(ge=1)] = Field(
+        description="key and value heads; query head i uses head i // (query heads / kv heads)"
+    )
+    intermediate_size: Annotated[int, Field(ge=1)] = Field(description="width of the MLP")
+    vocab_size: Annotated[int, Field(ge=2)] = Field(description="rows of the embedding; at least the tokenizer's")
     head_dim: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="default: hidden_size / num_attention_heads"
     )
-    max_position_embeddings: Annotated[int, Field(ge=1)] = 8192
-    rms_norm_eps: Annotated[float, Field(gt=0)] = 1e-5
-    rope_theta: Annotated[float, Field(gt=0)] = 500_000.0
-    rope_scaling: RopeScaling | None = None
-    tie_word_embeddings: bool = False
-    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    max_position_embeddings: Annotated[int, Field(ge=1)] = Field(
+        default=8192, description="longest sequence the model is meant for"
+    )
+    rms_norm_eps: Annotated[float, Field(gt=0)] = Field(default=1e-5, description="epsilon of the norms")
+    rope_theta: Annotated[float, Field(gt=0)] = Field(default=500_000.0, description="base of the rotary frequencies")
+    rope_scaling: RopeScaling | None = Field(default=None, description="Llama 3.1 scaling; null: none")
+    tie_word_embeddings: bool = Field(default=False, description="the output layer is the embedding")
+    initializer_range: Annotated[float, Field(gt=0)] = Field(
+        default=0.02, description="standard deviation of the initial matrices"
+    )
 
     @model_validator(mode="after")
     def _heads(self) -> Self:
@@ -105,12 +117,14 @@ class DataConfig(Section):
 
 
 class TrainingConfig(Section):
-    steps: Annotated[int, Field(ge=1)]
+    """How much is trained. Gradient accumulation follows from the batch and the layout, it is not a setting."""
+
+    steps: Annotated[int, Field(ge=1)] = Field(description="optimizer updates of the whole job")
     global_batch: Annotated[int, Field(ge=1)] = Field(
         description="sequences per optimizer step, whatever the number of machines"
     )
     micro_batch: Annotated[int, Field(ge=1)] = Field(default=1, description="sequences per slot")
-    precision: Literal["fp32"] = "fp32"
+    precision: Literal["fp32"] = Field(default="fp32", description="of weights, compute and reductions")
 
     @property
     def slots(self) -> int:
@@ -124,11 +138,13 @@ class TrainingConfig(Section):
 class OptimizerConfig(Section):
     """AdamW. Weight decay applies to matrices, not to norms and embeddings."""
 
-    name: Literal["adamw"] = "adamw"
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    name: Literal["adamw"] = Field(default="adamw", description="optimizer")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(default=3e-4, description="peak of the schedule")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default=(0.9, 0.95), description="decay of the first and second moment"
+    )
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="added to the root of the second moment")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="per step, times the rate")
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0, description="L2 limit of the global gradient; null: no clipping"
     )
@@ -137,27 +153,27 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """lr(t) = peak * t / warmup_steps, then cosine from the peak to min_lr at ``training.steps``."""
 
-    name: Literal["cosine"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    name: Literal["cosine"] = Field(default="cosine", description="shape after the warm-up")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="steps of linear warm-up")
+    min_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="rate of the last step")
 
 
 class ParallelConfig(Section):
     """Axis sizes; ``auto`` lets the planner choose for the hosts that are there."""
 
-    pp: AxisSize = 1
-    dp_replicate: AxisSize = 1
-    dp_shard: AxisSize = "auto"
-    cp: Literal[1] = 1
-    tp: AxisSize = 1
+    pp: AxisSize = Field(default=1, description="pipeline stages")
+    dp_replicate: AxisSize = Field(default=1, description="replicas of the sharded model (HSDP)")
+    dp_shard: AxisSize = Field(default="auto", description="ranks over which each replica is sharded (FSDP2)")
+    cp: Literal[1] = Field(default=1, description="context parallel ranks")
+    tp: AxisSize = Field(default=1, description="tensor and sequence parallel ranks")
 
 
 class HostsConfig(Section):
     """How many hosts (Ray Train workers, one accelerator or CPU seat each) the job may use."""
 
-    min: Annotated[int, Field(ge=1)] = 1
-    max: Annotated[int, Field(ge=1)] = 1
-    device: Literal["cpu", "cuda"] = "cpu"
+    min: Annotated[int, Field(ge=1)] = Field(default=1, description="with fewer the job waits for machines")
+    max: Annotated[int, Field(ge=1)] = Field(default=1, description="never more, also when there are machines")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="what a host computes on")
     cpus: Annotated[float, Field(gt=0)] = Field(default=1.0, description="CPUs that Ray reserves per host")
     threads: Annotated[int, Field(ge=1)] = Field(default=1, description="compute threads of a trainer on CPU")
     start_wait_seconds: Annotated[float, Field(ge=0)] = Field(
@@ -184,15 +200,17 @@ class SnapshotConfig(Section):
 class CheckpointConfig(Section):
     """Tier 2: committed checkpoints in the job folder."""
 
-    every_steps: Annotated[int, Field(ge=1)] = 100
-    keep_last: Annotated[int, Field(ge=1)] = 3
+    every_steps: Annotated[int, Field(ge=1)] = Field(default=100, description="steps between two checkpoints")
+    keep_last: Annotated[int, Field(ge=1)] = Field(default=3, description="checkpoints that are whole and stay")
 
 
 class FailureConfig(Section):
+    """When something counts as failed."""
+
     hang_seconds: Annotated[float, Field(gt=0)] = Field(
         default=60.0, description="a generation without progress for this long is formed anew"
     )
-    heartbeat_seconds: Annotated[float, Field(gt=0)] = 0.5
+    heartbeat_seconds: Annotated[float, Field(gt=0)] = Field(default=0.5, description="between two heartbeats")
     lease_seconds: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="a host not heard of for this long is lost"
     )
@@ -202,11 +220,13 @@ class FailureConfig(Section):
 
 
 class TrackingConfig(Section):
-    enabled: bool = True
+    """MLflow. A server that is away never stops or slows a step."""
+
+    enabled: bool = Field(default=True, description="log to MLflow")
     uri: str | None = Field(
         default=None, description="MLflow tracking URI; default: sqlite file beside the job folders"
     )
-    experiment: str = "elastic_train"
+    experiment: str = Field(default="elastic_train", description="MLflow experiment")
 
     @field_validator("uri")
     @classmethod
@@ -217,26 +237,30 @@ class TrackingConfig(Section):
 
 
 class LogConfig(Section):
+    """What goes into the job folder beyond the standard."""
+
     samples: bool = Field(default=False, description="write the sample ids of every step to steps.jsonl")
 
 
 class StorageConfig(Section):
     """Where job folders live: a local path, file:// or s3:// URI. Credentials come from the environment only."""
 
-    uri: str = "runs"
+    uri: str = Field(default="runs", description="folder of the job folders")
     endpoint_url: str | None = Field(
         default=None, description="S3 endpoint of another provider, e.g. http://127.0.0.1:8333"
     )
-    region: str = "us-east-1"
-    connect_timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    region: str = Field(default="us-east-1", description="S3 region")
+    connect_timeout_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=5.0, description="for a connection to be made"
+    )
     retry_seconds: Annotated[float, Field(ge=0)] = Field(default=30.0, description="budget of retries per request")
 
 
 class Job(Section):
     """A whole job file."""
 
-    name: str
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    name: str = Field(description="resubmitting the name resumes the job")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(default=1, description="of initial weights and sample order")
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig

@@ -6,6 +6,7 @@ level of whole jobs.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -13,15 +14,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from elastic_train.checkpoint.manifest import list_checkpoints, load_manifest, manifest_path, object_path
+from elastic_train.config.job import Job
+from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.job_folder import job_store
 from elastic_train.controller.resumption import find_checkpoint, open_data
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.order import SampleOrder
-from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 from tests.checkpoint.states import even_layout, save, save_and_commit, some_tensors
 from tests.jobs import assert_same_curve, make_job
@@ -188,20 +191,25 @@ def test_da_03_from_4_to_2_to_4_hosts_every_step_has_the_samples_of_one_host(
 
 
 def test_da_01_a_resume_in_the_middle_of_the_second_epoch_goes_on_in_its_order(corpus: Path, tmp_path: Path) -> None:
-    overrides = ("parallel.pp=1", "data.sequence_length=128", "training.micro_batch=2", "checkpoint.every_steps=5")
-    samples = len(TokenDataset.open(str(corpus), 128))
+    samples = len(TokenDataset.open(str(corpus), 160))
     order = SampleOrder(samples, seed=1)
     expected = [[order.sample_id(n) for n in range(8 * step, 8 * step + 8)] for step in range(30)]
-    job = make_job(corpus, tmp_path, "da-01", *overrides)
     stop = -(-samples // 8) + 2
     assert stop < 25, f"{samples} samples: the second epoch must begin well before step 30"
     assert samples % 8, "an epoch must end inside a step"
-    with LocalJob(job) as first:
+
+    def job(hosts: int) -> Job:
+        overrides = ("data.sequence_length=160", "training.micro_batch=2", "checkpoint.every_steps=5")
+        return make_job(corpus, tmp_path, "da-01", "parallel.pp=1", f"hosts.max={hosts}", *overrides)
+
+    with LocalJob(job(2)) as first:
         start_hosts(first, "ab")
         first.wait_step(stop)
         first.kill_host("a0")
         first.kill_host("b1")
-    with LocalJob(job, "run1") as second:
+    with LocalJob(job(1), "run1") as second:
+        resumed = second.status()["step"]
+        assert samples < 8 * resumed < 240
         start_hosts(second, "a")
         assert second.finish()["state"] == "finished"
         lines = second.lines("steps")
@@ -214,36 +222,48 @@ def test_da_01_a_resume_in_the_middle_of_the_second_epoch_goes_on_in_its_order(c
 
 def test_da_07_and_11_the_cursor_counts_what_the_optimizer_has_consumed(corpus: Path, tmp_path: Path) -> None:
     """10 steps of 4 slots x micro-batch 2 on each of 2 data ranks are 160 samples; the next is number 160."""
-    batch = ("training.global_batch=16", "training.micro_batch=2", "parallel.pp=1")
-    job = make_job(corpus, tmp_path, "da-07", "training.steps=15", *batch)
-    order = SampleOrder(len(TokenDataset.open(str(corpus), 32)), seed=1)
-    with LocalJob(job) as first:
+
+    def job(hosts: int) -> Job:
+        batch = ("training.steps=15", "training.global_batch=16", "training.micro_batch=2", "parallel.pp=1")
+        return make_job(corpus, tmp_path, "da-07", *batch, f"hosts.max={hosts}")
+
+    with LocalJob(job(2)) as first:
         start_hosts(first, "ab")
         first.wait(lambda status: any(event["event"] == "checkpoint_committed" for event in first.events))
         first.wait_step(12)  # the trainers are ahead of the checkpoint
         for name in ("a0", "b1"):
             first.kill_host(name)
-    manifest = load_manifest(job_store(job), 10)
+    manifest = load_manifest(job_store(job(2)), 10)
     assert manifest.cursor == 160
     assert manifest.layout["dp_shard"] == 2
-    with LocalJob(job, "run1") as second:
+    with LocalJob(job(3), "run1") as second:
         assert second.status()["step"] == 10
         start_hosts(second, "abc")
         assert second.finish()["state"] == "finished"
         lines = second.lines("steps")
+    order = SampleOrder(len(TokenDataset.open(str(corpus), 32)), seed=1)
     assert lines[10]["step"] == 11
     assert lines[10]["samples"] == [order.sample_id(n) for n in range(160, 176)]
     assert {line["valid_tokens"] for line in lines} == {16 * 32}
-    assert load_manifest(job_store(job), 15).cursor == 240
+    assert load_manifest(job_store(job(3)), 15).cursor == 240
 
 
-def test_da_05_a_job_with_too_little_data_does_not_start(corpus: Path, tmp_path: Path) -> None:
-    job = make_job(corpus, tmp_path, "da-05", "training.global_batch=100000")
-    with pytest.raises(DataError, match=r"\d+ sequences in .* < global batch 100000"), LocalJob(job):
-        pass
+async def start_and_close(job: Job) -> None:
+    coordinator = Coordinator(job, "127.0.0.1", "token", lambda event: None)
+    try:
+        await coordinator.start()
+    finally:
+        await coordinator.close()
 
 
-def test_a_job_whose_data_is_gone_says_so(corpus: Path, tmp_path: Path) -> None:
-    job = make_job(tmp_path / "gone", tmp_path, "gone")
-    with pytest.raises((DataError, StorageError), match="gone"), LocalJob(job):
-        pass
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+def test_da_05_a_job_that_cannot_start_says_why_and_leaves_no_process(corpus: Path, tmp_path: Path) -> None:
+    before = children()
+    with pytest.raises(DataError, match=r"\d+ sequences in .* < global batch 100000"):
+        asyncio.run(start_and_close(make_job(corpus, tmp_path, "da-05", "training.global_batch=100000")))
+    with pytest.raises(DataError, match="gone"):
+        asyncio.run(start_and_close(make_job(tmp_path / "gone", tmp_path, "gone")))
+    assert children() == before

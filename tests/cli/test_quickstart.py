@@ -1,0 +1,51 @@
+"""The main job as a newcomer runs it, shortened: three real nodes, one killed, one come back."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from elastic_train.data.audit import audit_samples
+from elastic_train.data.manifest import read_manifest
+from elastic_train.storage.store import Store
+
+STEPS = 70
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_quickstart_survives_a_node_and_takes_it_back(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "elastic_train.cli.main", "quickstart", f"training.steps={STEPS}"]
+    done = subprocess.run(
+        [*command, "data.sequence_length=64"], cwd=tmp_path, capture_output=True, text=True, timeout=850, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    folder = tmp_path / "runs" / "quickstart"
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1
+    manifest, _ = read_manifest(Store.open(str(tmp_path / "runs" / "data" / "python-stdlib")))
+    assert audit_samples(lines, (manifest.tokens - 1) // 64) == []
+    ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    causes = [event["cause"] for event in ledger if event["event"] == "generation_formed"]
+    assert causes == ["start", "host_lost", "growth"]
+    summary = " ".join(done.stdout.split())
+    for pattern in (
+        r"steps lost 0 ",
+        r"recovered in [0-9.]+ s to the next finished step, in layout pp2 ",
+        r"node taken in at step \d+, layout pp2 x dp_shard2",
+        r"mlflow ui --backend-store-uri sqlite:",
+    ):
+        assert re.search(pattern, summary), f"{pattern} is not in: {summary[-2000:]}"
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    model = AutoModelForCausalLM.from_pretrained(folder / "exports" / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "exports" / "hf")
+    prompt = tokenizer("def ", return_tensors="pt")
+    assert model.generate(**prompt, max_new_tokens=5, do_sample=False).shape[1] == prompt["input_ids"].shape[1] + 5
+    assert not list(Path("/dev/shm").glob("elastic_train-quickstart-*"))
