@@ -135,11 +135,19 @@ def pools(job: Job) -> list[Path]:
     return list(Path(job.snapshot.directory).glob(f"elastic_train-{job.name}-*"))
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for ``condition``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"gave up waiting after {seconds} s"
+        time.sleep(0.05)
+
+
+def until_none(find: Callable[[], Sequence[object]], seconds: float = 60.0) -> None:
+    """Wait until there are none of what ``find`` returns."""
+    deadline = time.monotonic() + seconds
+    while left := find():
+        assert time.monotonic() < deadline, f"still there after {seconds} s: {left}"
         time.sleep(0.05)
 
 
@@ -161,7 +169,7 @@ def refill(cluster: LocalCluster, nodes: int, cpus: int) -> None:
         cluster.add_nodes(missing, cpus)
 
 
-OURS = ("elastic_train.", "RayTrainWorker", "TrainController", "_JoinerHost", "CoordinatorActor")
+OURS = ("elastic_train.", "ray::RayTrainWorker", "ray::TrainController", "ray::_JoinerHost", ":CoordinatorActor")
 """In the command lines of the processes of a job."""
 
 
@@ -174,5 +182,5 @@ def processes(cluster: LocalCluster) -> list[str]:
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
         if any(name in line for name in OURS):
-            found.append(line)
+            found.append(f"{pid} {line.strip()}")
     return found

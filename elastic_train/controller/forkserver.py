@@ -9,7 +9,6 @@ It must never start threads, a process group, CUDA or a backward pass: children 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import selectors
@@ -19,22 +18,8 @@ import sys
 import threading
 import time
 
+from elastic_train.controller.process_control import end_with_parent, name_process
 from elastic_train.controller.wire import encode
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to SIGKILL this process when its parent ends (Linux only; elsewhere the sockets tell)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def name_process(name: str) -> None:
-    """Name shown by ``ps`` and ``top`` (15 bytes)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def preload() -> None:
@@ -99,7 +84,7 @@ class ForkServer:
         """Never returns: the child runs the trainer and leaves without the parent's clean-up handlers."""
         code = 1
         try:
-            die_with_parent()
+            end_with_parent()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (self._commands, self._events, self._wake_read, self._wake_write):
@@ -126,7 +111,7 @@ class ForkServer:
 
 
 def main() -> None:
-    die_with_parent()
+    end_with_parent()
     name_process("et-forkserver")
     commands, events = (socket.socket(fileno=int(value)) for value in sys.argv[1:3])
     try:

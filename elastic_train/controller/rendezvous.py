@@ -13,9 +13,9 @@ import sys
 def main() -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from elastic_train.controller.forkserver import die_with_parent, name_process
+    from elastic_train.controller.process_control import end_with_parent, name_process
 
-    die_with_parent()
+    end_with_parent()
     name_process("et-rendezvous")
     address = sys.argv[1]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

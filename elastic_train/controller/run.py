@@ -157,6 +157,10 @@ class _Signals:
         self.received = number
 
 
+class _CoordinatorLost(Exception):
+    """The coordinator actor has died or does not answer."""
+
+
 class _Run:
     """One run of one job: the coordinator actor, Ray Train's ``fit()`` in a thread, and the loop that watches both."""
 
@@ -164,11 +168,13 @@ class _Run:
         self._job, self._signals, self._on_status = job, signals, on_status
         self._token = secrets.token_hex(32)
         self._run_id = secrets.token_hex(4)
-        self._ray_train_folder = tempfile.mkdtemp(prefix="elastic_train-ray-")
+        self._folder = f"{job.storage.uri.rstrip('/')}/{job.name}"
+        self._step = 0
         self._fit_error: BaseException | None = None
         self._stop_sent = False
         self._closed = False
         self._coordinator = self._start_coordinator()
+        self._ray_train_folder = tempfile.mkdtemp(prefix="elastic_train-ray-")
 
     def _start_coordinator(self) -> Any:
         import ray
@@ -189,9 +195,18 @@ class _Run:
             raise
 
     def follow(self) -> Outcome:
-        import ray
+        """Run the job to its end.
 
-        started = ray.get(self._coordinator.start.remote(), timeout=_START_SECONDS)
+        Raises:
+            JobError: the coordinator says that the job cannot be started.
+        """
+        try:
+            return self._follow()
+        except _CoordinatorLost as error:
+            return Outcome("failed", str(error), self._step, self._folder)
+
+    def _follow(self) -> Outcome:
+        started = self._ask("start")
         if "problem" in started:
             raise JobError(started["problem"])
         status = self._status()
@@ -208,12 +223,19 @@ class _Run:
         return self._outcome()
 
     def _status(self) -> Status:
+        status: Status = self._ask("status")
+        self._step = status["step"]
+        return status
+
+    def _ask(self, method: str) -> Any:
+        """The coordinator's answer to a call of ``method``."""
         import ray
 
         try:
-            return dict(ray.get(self._coordinator.status.remote(), timeout=_START_SECONDS))
+            return ray.get(getattr(self._coordinator, method).remote(), timeout=_START_SECONDS)
         except ray.exceptions.RayError as error:
-            raise JobError(f"the coordinator of job {self._job.name!r} is gone: {error}") from error
+            reason = str(error).strip().splitlines()[-1]
+            raise _CoordinatorLost(f"the coordinator does not answer ({method}): {reason}") from error
 
     def _pass_on_signal(self) -> None:
         if self._signals.received is not None and not self._stop_sent:
@@ -249,7 +271,7 @@ class _Run:
                 logger.warning("Ray Train ended with an error: %s", self._fit_error)
         deadline = time.monotonic() + _LEAVE_SECONDS
         while fit.is_alive() and time.monotonic() < deadline:
-            controller = ray.get(self._coordinator.controller.remote(), timeout=_START_SECONDS)
+            controller = self._ask("controller")
             if controller is not None:  # else it is only just starting
                 ray.kill(controller)
             fit.join(timeout=_POLL_SECONDS)
@@ -258,19 +280,15 @@ class _Run:
         return bool(self._status()["hosts"]) or self._fit_error is not None
 
     def _outcome(self) -> Outcome:
-        import ray
-
-        status = ray.get(self._coordinator.close.remote(), timeout=_START_SECONDS)
+        status = self._ask("close")
         self._closed = True
         self._on_status(status)
         state, message = status["state"], status["message"]
         if not _ended(status):
             state, message = "failed", f"Ray Train ended before the job did: {self._fit_error or 'no error was given'}"
-        folder = f"{self._job.storage.uri.rstrip('/')}/{self._job.name}"
         received = self._signals.received if self._stop_sent else None
-        return Outcome(
-            state, message, status["step"], folder, received, status["traceback"], status.get("tracking") or {}
-        )
+        tracking = status.get("tracking") or {}
+        return Outcome(state, message, status["step"], self._folder, received, status["traceback"], tracking)
 
     def close(self) -> None:
         """Leave no actor, no folder and no shared memory of this run behind."""

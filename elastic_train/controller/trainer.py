@@ -29,7 +29,7 @@ from elastic_train.checkpoint.sources import ChunkSource, ImageSource, RemoteSou
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.control_block import ControlBlock
-from elastic_train.controller.forkserver import name_process
+from elastic_train.controller.process_control import name_process
 from elastic_train.controller.wire import Message, decode, encode
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -53,9 +54,7 @@ def test_partners_are_on_other_nodes_each_on_one_of_its_own(nodes: str, count: i
 @given(hosts_per_node=st.integers(1, 4), nodes=st.integers(2, 6), count=st.integers(1, 3))
 def test_equal_nodes_share_the_copies_evenly(hosts_per_node: int, nodes: int, count: int) -> None:
     members = hosts("".join(letter * hosts_per_node for letter in "abcdef"[:nodes]))
-    load = Counter(
-        partner.number for rank in range(len(members)) for partner in choose_partners(members, rank, count)
-    )
+    load = Counter(partner.number for rank in range(len(members)) for partner in choose_partners(members, rank, count))
     assert [load[member.number] for member in members] == [min(count, nodes - 1)] * len(members)
 
 
@@ -82,7 +81,7 @@ def test_the_order_depends_on_the_hosts_only_and_keeps_nodes_together(nodes: str
     assert order_members(shuffled, wanted) == ordered
     assert len(ordered) == min(wanted, len(there)) == len(set(numbers(ordered)))
     places = [member.node for member in ordered]
-    assert sum(left != right for left, right in zip(places, places[1:], strict=False)) == len(set(places)) - 1
+    assert sum(left != right for left, right in itertools.pairwise(places)) == len(set(places)) - 1
 
 
 def told(step: int, **changes: float) -> dict:

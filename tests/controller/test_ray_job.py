@@ -16,7 +16,7 @@ import pytest
 
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.jobs import assert_same_curve, make_job
-from tests.ray_job import RayJob, alive, pools, processes, refill, until
+from tests.ray_job import RayJob, alive, pools, processes, refill, until_none
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_killed_trainer(cluster: LocalCluster, corpus: Path, reference: Lines, t
         assert (last["cause"], last["layout"]) == ("trainer_killed", first["layout"])
         assert last["step"] >= before["step"]
         assert {event["pid"] for event in run.events("host_joined")} == pids(before)
-    until(lambda: not processes(cluster))
+    until_none(lambda: processes(cluster))
     assert not pools(run.job)
 
 
@@ -174,14 +174,25 @@ def test_killed_driver_and_resubmission_on_other_hosts(
         left = [pid for host in first.status["hosts"] for pid in family(host["pid"])]
         assert len(left) == 12  # host, forkserver and trainer, four times
         first.driver.kill()
-        until(lambda: not alive(left) and not processes(cluster))
+        until_none(lambda: [*alive(left), *processes(cluster)])
     with RayJob(make_job(corpus, tmp_path, "total", "hosts.max=2", *DATA), cluster.address) as second:
         assert_good_end(second, reference)
         assert [event["step"] for event in second.events("resumed")] == [10]
         formed = second.events("generation_formed")[-1]
         assert (formed["step"], formed["layout"]) == (10, "dp_shard2")
-    until(lambda: not processes(cluster))
+    until_none(lambda: processes(cluster))
     assert not pools(second.job)
+
+
+def test_killed_coordinator_fails_the_job(cluster: LocalCluster, corpus: Path, tmp_path: Path) -> None:
+    with RayJob(make_job(corpus, tmp_path, "headless", "hosts.max=1", *DATA), cluster.address) as run:
+        run.pause(step=3)
+        (coordinator,) = [line.split() for line in processes(cluster) if ":CoordinatorActor" in line]
+        os.kill(int(coordinator[0]), signal.SIGKILL)
+        outcome = run.finish()
+        assert (outcome["state"], outcome["exit_code"]) == ("failed", 1)
+        assert outcome["message"].startswith("the coordinator does not answer (status): ")
+    until_none(lambda: processes(cluster))
 
 
 def family(pid: int) -> list[int]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 
@@ -11,9 +12,9 @@ from elastic_train.controller.wire import Connection, Message, WireError, decode
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-def received(talk: Talk, limit: int | None = None) -> list[Message | None | WireError]:
+def received(talk: Talk, limit: int | None = None) -> list[Message | WireError | None]:
     """What a server's connection receives from a peer that does ``talk``, up to the first None or error."""
-    got: list[Message | None | WireError] = []
+    got: list[Message | WireError | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(reader, writer) if limit is None else Connection(reader, writer, limit=limit)
@@ -66,7 +67,7 @@ def test_lines_may_come_in_pieces_and_together() -> None:
     first, second, third = ({"type": "x", "n": n, "long": "y" * 100_000} for n in range(3))
     data = encode(first) + encode(second) + encode(third)
     cuts = [0, 1, 7, len(encode(first)) - 1, len(encode(first)) + 5, len(data)]
-    pieces = [data[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
+    pieces = [data[begin:end] for begin, end in itertools.pairwise(cuts)]
     assert received(sends(*pieces)) == [first, second, third, None]
 
 
@@ -164,7 +165,7 @@ def test_send_never_blocks_and_drops_a_peer_that_does_not_read() -> None:
 
         closed_after: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        _reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         count = await asyncio.wait_for(closed_after, 60)
         assert 100 < count < 10_000  # more than the backlog's 105 messages, the kernel's buffers take some
         writer.close()

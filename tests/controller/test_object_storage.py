@@ -1,0 +1,203 @@
+"""Whole jobs whose job folder is in a real S3 server, below a prefix with spaces and plus signs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.checkpoint.manifest import list_checkpoints, load_manifest
+from elastic_train.checkpoint.verify import verify_checkpoint
+from elastic_train.config.job import Job
+from elastic_train.controller.job_folder import job_store
+from elastic_train.controller.resumption import find_checkpoint
+from elastic_train.storage.errors import StorageError
+from elastic_train.storage.json_lines import read_json_lines
+from elastic_train.storage.store import Store
+from tests.jobs import assert_same_curve, make_job
+from tests.local_job import LocalJob
+from tests.s3_server import S3Server, running_s3_server
+
+Lines = list[dict[str, Any]]
+
+
+def s3_job(server: S3Server, bucket: str, corpus: Path, name: str, *overrides: str) -> Job:
+    storage = f"s3://{bucket}/team a+b/runs 1+1"
+    return make_job(corpus, storage, name, f"storage.endpoint_url={server.endpoint_url}", *overrides)
+
+
+@pytest.fixture
+def server(s3_environment: S3Server, s3_bucket: str) -> S3Server:
+    """The shared server, with the shared bucket made and credentials in the environment (hosts inherit it)."""
+    return s3_environment
+
+
+def start_hosts(run: LocalJob, nodes: str) -> None:
+    for index, node in enumerate(nodes):
+        run.start_host(f"{node}{index}", node)
+
+
+def lines(job: Job, name: str) -> Lines:
+    return read_json_lines(job_store(job), f"{name}.jsonl")
+
+
+def events(run: LocalJob, kind: str) -> Lines:
+    return [event for event in run.events if event["event"] == kind]
+
+
+def whole_checkpoints(job: Job) -> list[int]:
+    """Steps that are committed; each is read in full and every checksum compared."""
+    store = job_store(job)
+    steps = list_checkpoints(store)
+    for step in steps:
+        assert verify_checkpoint(store, load_manifest(store, step)) == []
+    return steps
+
+
+def test_a_job_in_a_bucket_ends_with_its_curve_logs_and_checkpoints(
+    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
+) -> None:
+    job = s3_job(server, s3_bucket, corpus, "whole", "hosts.max=2", "parallel.pp=2", "checkpoint.keep_last=2")
+    with LocalJob(job) as run:
+        start_hosts(run, "ab")
+        assert run.finish()["state"] == "finished"
+    assert_same_curve(lines(job, "steps"), reference)
+    ledger = lines(job, "ledger")
+    assert ledger[0]["event"] == "job_started"
+    assert ledger[-1]["event"] == "job_finished"
+    assert ledger[-1]["status"] == "finished"
+    assert [line["generation"] for line in lines(job, "journal")] == [1]
+    assert "checkpoint_failed" not in {event["event"] for event in ledger}
+    steps = whole_checkpoints(job)
+    assert (len(steps), steps[-1]) == (2, 30)  # keep_last=2
+    manifest = load_manifest(job_store(job), 30)
+    assert (manifest.cursor, manifest.layout["pp"]) == (240, 2)
+    names = {entry.path for entry in job_store(job).list()}
+    assert {"job.json", "steps.jsonl", "ledger.jsonl", "journal.jsonl"} <= names
+    keys = server.client().list_objects_v2(Bucket=s3_bucket, Prefix="team a+b/runs 1+1/whole/")["Contents"]
+    assert "team a+b/runs 1+1/whole/checkpoints/step-00000030.json" in {entry["Key"] for entry in keys}
+
+
+def test_after_a_total_loss_the_job_goes_on_from_the_bucket_on_another_number_of_hosts(
+    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
+) -> None:
+    def job(hosts: int) -> Job:
+        return s3_job(server, s3_bucket, corpus, "total-loss", "parallel.pp=1", f"hosts.max={hosts}")
+
+    with LocalJob(job(2)) as first:
+        start_hosts(first, "ab")
+        first.wait(lambda status: any(event["step"] == 10 for event in events(first, "checkpoint_committed")))
+        for name in ("a0", "b1"):
+            first.kill_host(name)
+    last = list_checkpoints(job_store(job(2)))[-1]
+    with LocalJob(job(3), "run1") as second:
+        start_hosts(second, "abc")
+        assert second.finish()["state"] == "finished"
+    assert_same_curve(lines(job(3), "steps"), reference)
+    assert [event["step"] for event in events(second, "resumed")] == [last]
+    assert set(events(second, "generation_formed")[0]["restored_bytes"]) == {"object"}
+    generations = [line["generation"] for line in lines(job(3), "journal")]
+    assert generations == sorted(set(generations))
+    assert whole_checkpoints(job(3))[-1] == 30
+
+
+def test_a_truncated_object_is_refused_by_name(
+    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
+) -> None:
+    job = s3_job(server, s3_bucket, corpus, "truncated", "hosts.max=1", "checkpoint.every_steps=5")
+    with LocalJob(job) as first:
+        start_hosts(first, "a")
+        first.wait(lambda status: len(events(first, "checkpoint_committed")) >= 2)
+        first.kill_host("a0")
+    store = job_store(job)
+    previous, last = list_checkpoints(store)[-2:]
+    (path,) = load_manifest(store, last).objects
+    server.client().put_object(Bucket=s3_bucket, Key=f"team a+b/runs 1+1/truncated/{path}", Body=store.read(path)[:-1])
+    with LocalJob(job, "run1") as second:
+        start_hosts(second, "b")
+        assert second.finish()["state"] == "finished"
+    assert_same_curve(lines(job, "steps"), reference)
+    (refused,) = [event["detail"] for event in events(second, "checkpoint_refused")]
+    assert path in refused
+    assert [event["step"] for event in events(second, "resumed")] == [previous]
+    assert last in whole_checkpoints(job) or last < whole_checkpoints(job)[0]  # committed anew (and perhaps retired)
+
+
+def test_of_two_coordinators_of_one_job_one_commits_each_step(
+    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
+) -> None:
+    """A job submitted on two clusters at once; their layouts differ, and so do their objects."""
+    started = threading.Barrier(2, timeout=120)
+    runs: list[LocalJob] = []
+
+    def submit(hosts: str) -> None:
+        job = s3_job(server, s3_bucket, corpus, "twice", f"hosts.max={len(hosts)}", "checkpoint.keep_last=9")
+        with LocalJob(job, f"run-{hosts}") as run:
+            runs.append(run)
+            started.wait()
+            start_hosts(run, hosts)
+            assert run.finish()["state"] == "finished"
+
+    threads = [threading.Thread(target=submit, args=(hosts,)) for hosts in ("a", "bc")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    job = s3_job(server, s3_bucket, corpus, "twice")
+    assert [run.coordinator.state.value for run in runs] == ["finished", "finished"]
+    assert whole_checkpoints(job)[-1] == 30
+    assert set(whole_checkpoints(job)) <= {10, 20, 30}
+
+
+def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succeeds(
+    corpus: Path, reference: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_s3_server() as server:  # one of its own: it is stopped
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket = server.create_bucket("stopped")
+        job = s3_job(
+            server, bucket, corpus, "outage", "hosts.max=2", "checkpoint.every_steps=5", "storage.retry_seconds=60"
+        )
+        with LocalJob(job) as run:
+            start_hosts(run, "ab")
+            run.wait(lambda status: bool(events(run, "checkpoint_committed")))
+            before = run.status()["step"]
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                # More than one checkpoint falls due while nothing is answered.
+                run.wait_step(min(before + 11, 29))
+                told = len(events(run, "checkpoint_committed")) + len(events(run, "checkpoint_failed"))
+                assert told <= 2
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert run.finish()["state"] == "finished"
+        assert_same_curve(lines(job, "steps"), reference)
+        assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
+        assert whole_checkpoints(job)[-1] == 30
+        assert find_checkpoint(job_store(job)).step == 30
+
+
+def test_a_bucket_that_is_not_there_is_named(server: S3Server, corpus: Path) -> None:
+    job = s3_job(server, "no-such-bucket", corpus, "nowhere")
+    with pytest.raises(StorageError, match=r"no-such-bucket.*the bucket does not exist"), LocalJob(job):
+        pass
+    assert "no-such-bucket" not in {entry["Name"] for entry in server.client().list_buckets()["Buckets"]}
+
+
+def test_data_in_the_bucket_too(server: S3Server, s3_bucket: str, corpus: Path, reference: Lines) -> None:
+    """The endpoint of the storage section holds for the data set, in the coordinator and in the trainers."""
+    target = f"s3://{s3_bucket}/data sets/v1+2"
+    job = s3_job(server, s3_bucket, corpus, "data", "hosts.max=1", f"data.uri='{target}'")
+    store = Store.open(target, job.storage)
+    for path in corpus.rglob("*"):
+        if path.is_file():
+            store.write(str(path.relative_to(corpus)), [path.read_bytes()])
+    with LocalJob(job) as run:
+        start_hosts(run, "a")
+        assert run.finish()["state"] == "finished"
+    assert_same_curve(lines(job, "steps"), reference)

@@ -1,0 +1,204 @@
+"""What ``ray_internals.py`` needs of Ray beyond its public API. A Ray upgrade that breaks any of it fails here by name.
+
+After an upgrade: make these tests and ``test_ray_job.py`` pass, then add the version to ``TESTED_RAY_VERSIONS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+
+try:
+    from ray._private import auto_init_hook
+    from ray._private import worker as ray_worker
+    from ray._private.state import available_resources_per_node
+    from ray.runtime_context import RuntimeContext
+    from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
+    from ray.train.v2._internal import constants
+    from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+    from ray.train.v2._internal.execution.controller import TrainController
+    from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision, ScalingPolicy
+    from ray.train.v2._internal.execution.worker_group import (
+        Worker,
+        WorkerGroup,
+        WorkerGroupPollStatus,
+        WorkerGroupState,
+        WorkerStatus,
+    )
+    from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
+    from ray.train.v2.api.config import ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from elastic_train.config.job import Job
+    from elastic_train.controller.ray_internals import (
+        TESTED_RAY_VERSIONS,
+        HostPolicy,
+        ToleratesLostWorkers,
+        host_trainer,
+        ray_messages_to_log,
+    )
+    from elastic_train.controller.run import RAY_ENVIRONMENT
+except ImportError as error:
+    raise ImportError(
+        "what elastic_train needs of Ray is not there; see TESTED_RAY_VERSIONS in ray_internals.py"
+    ) from error
+
+HINT = f"Ray {ray.__version__} is not one of TESTED_RAY_VERSIONS={TESTED_RAY_VERSIONS}, or differs from them in this"
+
+
+def expect(actual: object, wanted: object) -> None:
+    assert actual == wanted, HINT
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def fields(kind: type) -> set[str]:
+    assert dataclasses.is_dataclass(kind), HINT
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def test_version() -> None:
+    assert ray.__version__ in TESTED_RAY_VERSIONS, HINT
+
+
+def test_hooks_and_their_parameters() -> None:
+    expect(parameters(WorkerGroupCallback.after_worker_group_poll_status), ["self", "worker_group_status"])
+    expect(parameters(ScalingPolicy.__init__), ["self", "scaling_config"])
+    expect(parameters(ScalingPolicy.after_controller_start), ["self", "train_run_context"])
+    expect(parameters(ScalingPolicy._maybe_send_resource_request), ["self"])
+    for name, wanted in {
+        "make_decision_for_non_running_worker_group": ["self"],
+        "make_decision_for_running_worker_group": ["self", "worker_group_state", "worker_group_status"],
+        "_get_num_workers_for_resource_request": ["self"],
+    }.items():
+        expect(parameters(getattr(ScalingPolicy, name)), wanted)
+        expect(parameters(getattr(HostPolicy, name)), wanted)
+        assert name in ScalingPolicy.__abstractmethods__, HINT
+    expect(HostPolicy.__abstractmethods__, frozenset())
+    expect(fields(ResizeDecision), {"num_workers", "resources_per_worker"})
+    expect(fields(NoopDecision), set())
+
+
+def test_worker_group() -> None:
+    assert {"running", "error", "return_value"} <= fields(WorkerStatus), HINT
+    assert "worker_statuses" in fields(WorkerGroupPollStatus), HINT
+    assert {"workers", "placement_group_handle"} <= fields(WorkerGroupState), HINT
+    assert "placement_group_bundle_index" in fields(Worker), HINT
+    assert isinstance(inspect.getattr_static(PlacementGroupHandle, "placement_group"), property), HINT
+
+
+class Polled(WorkerGroup):
+    """A worker group that is asked for its status without a cluster."""
+
+    def __init__(self, callback: WorkerGroupCallback, *statuses: WorkerStatus) -> None:
+        self._callbacks = [callback]
+        self._worker_rank_to_replica_group_rank = None
+        self._statuses = list(statuses)
+
+    def _assert_active(self) -> None:
+        pass
+
+    def _poll_workers_and_collect_errors(self, timeout: float | None) -> list[WorkerStatus]:
+        return self._statuses
+
+
+def dead() -> WorkerStatus:
+    return WorkerStatus(running=False, error=RuntimeError("killed"))
+
+
+def returned(value: str) -> WorkerStatus:
+    return WorkerStatus(running=False, return_value=value)
+
+
+def test_controller_sees_what_the_callback_made_of_the_poll() -> None:
+    status = Polled(ToleratesLostWorkers(), dead(), WorkerStatus(running=True)).poll_status()
+    expect(status.errors, {})
+    expect(status.finished, False)
+    expect(Polled(ToleratesLostWorkers(), dead(), returned("finished")).poll_status().finished, True)
+    source = inspect.getsource(TrainController._step)
+    assert source.index("_poll_workers") < source.index("_is_training_succeeded"), HINT
+    assert source.index("_is_training_succeeded") < source.index("make_decision_for_running_worker_group"), HINT
+
+
+def test_group_without_workers_runs_until_the_job_is_over() -> None:
+    callback = ToleratesLostWorkers()
+    status = Polled(callback, dead(), returned("the lease ran out")).poll_status()
+    assert not status.finished
+    assert not status.errors
+    status.worker_statuses[1].return_value.over = True
+    assert Polled(callback, dead(), dead()).poll_status().finished
+
+
+def job() -> Job:
+    return Job.model_validate(
+        {
+            "name": "contract",
+            "model": {
+                "hidden_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+                "intermediate_size": 8,
+                "vocab_size": 8,
+            },
+            "data": {"uri": "nowhere", "sequence_length": 4},
+            "training": {"steps": 1, "global_batch": 1},
+            "hosts": {"min": 1, "max": 3, "cpus": 2.0},
+        }
+    )
+
+
+def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
+    monkeypatch.setenv(constants.V2_ENABLED_ENV_VAR, "1")
+    trainer = host_trainer(job(), str, on_controller=id, folder=os.fspath(tmp_path))
+    (callback,) = trainer.run_config.callbacks or []
+    assert isinstance(callback, ToleratesLostWorkers), HINT
+    expect(trainer.run_config.failure_config.max_failures, -1)
+    kinds = [p.kind for p in inspect.signature(DataParallelTrainer._initialize_and_run_controller).parameters.values()]
+    expect(kinds, [inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_KEYWORD])
+    assert "self._initialize_and_run_controller(" in inspect.getsource(DataParallelTrainer.fit), HINT
+    assert {"scaling_policy", "callbacks"} <= set(parameters(TrainController.__init__)), HINT
+    expect(trainer.scaling_config._resources_per_worker_not_none, {"CPU": 2.0})
+    assert isinstance(trainer.scaling_config, ScalingConfig), HINT
+
+
+def test_names_from_ray_core() -> None:
+    assert callable(available_resources_per_node), HINT
+    assert "current_actor" in dir(RuntimeContext), HINT
+    assert issubclass(ray.exceptions.RayActorError, ray.exceptions.RayError), HINT
+
+
+def test_environment_variables() -> None:
+    known = {
+        constants.V2_ENABLED_ENV_VAR,
+        constants.HEALTH_CHECK_INTERVAL_S_ENV_VAR,
+        constants.ENABLE_PREEMPTION_WATCHER_ENV_VAR,
+        RAY_CHDIR_TO_TRIAL_DIR,
+        "RAY_worker_niceness",  # read by the raylet
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+        "RAY_ENABLE_AUTO_CONNECT",
+    }
+    expect(known - set(RAY_ENVIRONMENT), set())
+    expect(set(RAY_ENVIRONMENT) - known, set())
+    assert "RAY_ENABLE_AUTO_CONNECT" in inspect.getsource(auto_init_hook), HINT
+
+
+def test_what_ray_prints_is_logged(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    expect(parameters(ray_worker.print_to_stdstream), ["data", "ignore_prefix"])
+    assert "print_to_stdstream" in ray_worker.listen_error_messages.__code__.co_names, HINT
+    message = {"lines": ["The node has been marked dead"], "pid": "raylet", "is_err": False}
+    with caplog.at_level(logging.INFO), ray_messages_to_log():
+        ray_worker.print_to_stdstream(message, ignore_prefix=False)
+    assert caplog.messages == ["raylet: The node has been marked dead"]
+    assert capsys.readouterr().out == ""
+    ray_worker.print_to_stdstream(message, ignore_prefix=False)
+    assert "marked dead" in capsys.readouterr().out
