@@ -145,11 +145,14 @@ def sparkline(values: Iterable[float]) -> str:
 def hosts_table(hosts: Iterable[Mapping[str, Any]]) -> Table:
     """One row per host."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("host", "node", "pid", "state"):
+    for column in ("host", "address", "node", "pid", "rank", "state"):
         table.add_column(column)
     for host in hosts:
         state = str(host.get("state", ""))
-        cells = [_short(host.get(key, "")) for key in ("id", "node", "pid")]
+        cells = [
+            _short(host.get(key)) if host.get(key) is not None else "-"
+            for key in ("id", "address", "node", "pid", "rank")
+        ]
         table.add_row(*cells, Text(state, STATE_STYLES.get(state.lower(), "")))
     return table
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 from elastic_train import __version__
 from elastic_train.config.job import Job
-from elastic_train.storage.errors import AlreadyExists
+from elastic_train.storage.errors import AlreadyExists, StorageError
 from elastic_train.storage.json_lines import JsonLines, read_json_lines
 from elastic_train.storage.store import Store, join
 
@@ -134,9 +135,19 @@ class JobFolder:
         return line
 
     def flush(self) -> None:
-        for lines in (self.journal, self.ledger, self.steps):
-            lines.flush()
+        """Raises StorageError, after all logs have had their turn, when one could not be written."""
+        self._for_each_log(JsonLines.flush)
 
     def close(self) -> None:
+        """As ``flush``; nothing can be written afterwards."""
+        self._for_each_log(JsonLines.close)
+
+    def _for_each_log(self, act: Callable[[JsonLines], None]) -> None:
+        errors = []
         for lines in (self.journal, self.ledger, self.steps):
-            lines.close()
+            try:
+                act(lines)
+            except StorageError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -40,6 +40,7 @@ _ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a node whose owner is gone has nobody to wait for
 }
 
 
@@ -142,7 +143,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_ENVIRONMENT},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C is for the driver; the cluster outlives it until ``close``
                 preexec_fn=_end_with_parent,
             ).result()
@@ -161,6 +162,12 @@ class LocalCluster:
             self.kill_node(node)
             logger.warning("try %d to start the node at %s failed", attempt + 1, node.address)
         raise ClusterError(f"the node at {node.address} did not come up: {node.log.read_text()[-2000:]}")
+
+
+def _environment() -> dict[str, str]:
+    """A node's environment. ``python`` in the entry point of a submitted job is the one that runs us."""
+    path = os.pathsep.join(filter(None, (os.path.dirname(sys.executable), os.environ.get("PATH"))))
+    return {**os.environ, **_ENVIRONMENT, "PATH": path}
 
 
 def _share_token() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -51,8 +50,7 @@ def server(cluster: LocalCluster) -> str:
 def ray_job(cluster: LocalCluster, folder: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``ray job VERB ARGUMENTS``."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "job", verb, "--address", server(cluster), *arguments]
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def pretrain(cluster: LocalCluster, folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +73,7 @@ def test_job_script_succeeds(cluster: LocalCluster, folder: Path) -> None:
     sent = pretrain(cluster, folder, "name=script", "hosts.max=2", "training.steps=5")
     assert sent.returncode == 0, sent.stdout + sent.stderr
     status = ray_job(cluster, folder, "status", submission(sent.stdout))
-    assert "SUCCEEDED" in status.stdout + status.stderr
+    assert " succeeded" in status.stdout
     assert [line["step"] for line in lines(folder, "script", "steps")] == [1, 2, 3, 4, 5]
 
 
@@ -86,7 +84,7 @@ def test_job_script_fails(cluster: LocalCluster, folder: Path) -> None:
     assert sent.returncode != 0
     assert "NonFiniteLoss" in sent.stdout
     status = ray_job(cluster, folder, "status", submission(sent.stdout))
-    assert "FAILED" in status.stdout + status.stderr
+    assert " failed" in status.stdout
 
 
 @pytest.mark.parametrize("how", ["elastic-train stop", "ray job stop"])

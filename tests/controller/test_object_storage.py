@@ -61,9 +61,9 @@ def whole_checkpoints(job: Job) -> list[int]:
 def test_a_job_in_a_bucket_ends_with_its_curve_logs_and_checkpoints(
     server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
 ) -> None:
-    job = s3_job(server, s3_bucket, corpus, "whole", "hosts.max=2", "parallel.pp=2", "checkpoint.keep_last=2")
+    job = s3_job(server, s3_bucket, corpus, "whole", "hosts.min=4", "parallel.pp=2", "checkpoint.keep_last=2")
     with LocalJob(job) as run:
-        start_hosts(run, "ab")
+        start_hosts(run, "aabb")
         assert run.finish()["state"] == "finished"
     assert_same_curve(lines(job, "steps"), reference)
     ledger = lines(job, "ledger")
@@ -161,7 +161,14 @@ def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succee
             monkeypatch.setenv(name, value)
         bucket = server.create_bucket("stopped")
         job = s3_job(
-            server, bucket, corpus, "outage", "hosts.max=2", "checkpoint.every_steps=5", "storage.retry_seconds=60"
+            server,
+            bucket,
+            corpus,
+            "outage",
+            "hosts.min=2",
+            "hosts.max=2",
+            "checkpoint.every_steps=5",
+            "storage.retry_seconds=60",
         )
         with LocalJob(job) as run:
             start_hosts(run, "ab")
@@ -180,6 +187,25 @@ def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succee
         assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
         assert whole_checkpoints(job)[-1] == 30
         assert find_checkpoint(job_store(job)).step == 30
+
+
+def test_a_server_that_is_gone_at_the_end_fails_the_job_and_leaves_nobody_waiting(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_s3_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket = server.create_bucket("gone")
+        job = s3_job(server, bucket, corpus, "gone", "hosts.max=1", "storage.retry_seconds=1")
+        with LocalJob(job) as run:
+            start_hosts(run, "a")
+            run.wait_step(3)
+            os.kill(server.pid, signal.SIGKILL)
+            status = run.finish()
+        assert (status["state"], status["step"]) == ("failed", 30)
+        assert "the final checkpoint failed" in status["message"]
+        assert server.endpoint_url in status["message"]
+        assert run.hosts["a0"].returncode == 0
 
 
 def test_a_bucket_that_is_not_there_is_named(server: S3Server, corpus: Path) -> None:

@@ -170,7 +170,7 @@ def grow(run: LocalJob, names: tuple[str, ...], node: str) -> None:
 def test_da_03_from_4_to_2_to_4_hosts_every_step_has_the_samples_of_one_host(
     corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
-    job = make_job(corpus, tmp_path, "da-03", "parallel.pp=1", "hosts.min=2")
+    job = make_job(corpus, tmp_path, "da-03", "parallel.pp=1", "hosts.min=2", "hosts.start_wait_seconds=120")
     with LocalJob(job) as run:
         start_hosts(run, "aabb")
         run.wait_step(5)
@@ -225,7 +225,7 @@ def test_da_07_and_11_the_cursor_counts_what_the_optimizer_has_consumed(corpus: 
 
     def job(hosts: int) -> Job:
         batch = ("training.steps=15", "training.global_batch=16", "training.micro_batch=2", "parallel.pp=1")
-        return make_job(corpus, tmp_path, "da-07", *batch, f"hosts.max={hosts}")
+        return make_job(corpus, tmp_path, "da-07", *batch, f"hosts.min={hosts}", f"hosts.max={hosts}")
 
     with LocalJob(job(2)) as first:
         start_hosts(first, "ab")
