@@ -136,7 +136,7 @@ class ByteServer:
         if hello is None:
             return False
         token = hello.get("token")
-        admitted = isinstance(token, str) and hmac.compare_digest(token.encode(), self._token)
+        admitted = isinstance(token, str) and hmac.compare_digest(token.encode(errors="surrogatepass"), self._token)
         send_frame(sock, {"ok": True} if admitted else {"ok": False, "error": "wrong token"})
         return admitted
 

@@ -20,7 +20,7 @@ from elastic_train.storage.store import Store
 
 FOLDER = "checkpoints/"
 _MANIFEST = re.compile(r"checkpoints/step-(\d+)\.json")
-_ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)/.+")
+_ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)(?:-[0-9a-f]+)?/.+")
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -118,9 +118,9 @@ def manifest_path(step: int) -> str:
     return f"{FOLDER}step-{step:08d}.json"
 
 
-def object_path(step: int, generation: int, rank: int) -> str:
-    """``checkpoints/step-00000050-g3/rank-00002.bin``."""
-    return f"{FOLDER}step-{step:08d}-g{generation}/rank-{rank:05d}.bin"
+def object_path(step: int, generation: int, rank: int, attempt: str = "") -> str:
+    """``checkpoints/step-00000050-g3-7f21c09a/rank-00002.bin``; ``attempt`` is hexadecimal digits or nothing."""
+    return f"{FOLDER}step-{step:08d}-g{generation}{attempt and '-' + attempt}/rank-{rank:05d}.bin"
 
 
 def manifest_step(path: str) -> int | None:

@@ -44,7 +44,7 @@ def receive_frame(sock: socket.socket, limit: int = FRAME_LIMIT) -> dict[str, An
     receive_into(sock, memoryview(text))
     try:
         message = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"a frame is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise SourceError("a frame is not a JSON object")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 
 from elastic_train import __version__
 from elastic_train.checkpoint.description import Description
@@ -34,11 +35,16 @@ class Checkpointer:
         self._busy = asyncio.Lock()
         self._waiting: dict[tuple[str, int], asyncio.Future[UploadedObject]] = {}
         """(object, host number) -> answer"""
+        self._attempt = secrets.token_hex(4)
+        """Makes the objects of two coordinators of one job differ in their paths, whatever their generations are."""
         self.committed_step = 0
         self.data_digest = ""
 
-    async def save(self, snapshots: SnapshotSet, layout: Layout) -> Manifest | None:
+    async def save(self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord]) -> Manifest | None:
         """Upload and commit a finished step; None when an earlier save is still going on (the step is skipped).
+
+        ``members[rank]`` is the host whose trainer writes the rank's images: only it can keep an image from being
+        written over while it is read.
 
         The upload orders are sent before this first waits, so a host pins the images before it hears anything later.
 
@@ -48,7 +54,7 @@ class Checkpointer:
         if self._busy.locked():
             return None
         async with self._busy:
-            return await self._save(snapshots, layout)
+            return await self._save(snapshots, layout, members)
 
     async def finish(self, snapshots: SnapshotSet | None, layout: Layout | None) -> Manifest | None:
         """The job's last checkpoint, of the newest finished step, unless that is committed already."""
@@ -57,11 +63,15 @@ class Checkpointer:
                 return None
             return await self._save(snapshots, layout)
 
-    async def _save(self, snapshots: SnapshotSet, layout: Layout) -> Manifest:
+    async def _save(self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord] = ()) -> Manifest:
         step, generation = snapshots.step, snapshots.generation
         texts = {rank: self._inventory.descriptions[generation, rank] for rank in range(snapshots.world_size)}
         assigned = assign_chunks({rank: Description.from_json(text) for rank, text in texts.items()})
-        replies = [self._order(snapshots, rank, texts[rank], indices) for rank, indices in assigned.items() if indices]
+        replies = []
+        for rank, indices in assigned.items():
+            if indices:
+                writer = members[rank] if members else None
+                replies.append(self._order(snapshots, rank, texts[rank], indices, writer))
         uploads = await asyncio.gather(*replies)
         tensors, objects = merge(uploads)
         manifest = Manifest(
@@ -84,16 +94,22 @@ class Checkpointer:
         return committed.manifest
 
     def _order(
-        self, snapshots: SnapshotSet, rank: int, description: str, chunks: list[int]
+        self,
+        snapshots: SnapshotSet,
+        rank: int,
+        description: str,
+        chunks: list[int],
+        writer: HostRecord | None,
     ) -> asyncio.Future[UploadedObject]:
-        """Ask a host on a node that holds the rank's image for the upload."""
+        """Ask the host that writes the rank's image for the upload; once nobody writes it, any that holds it."""
         holders = snapshots.holders[rank]
-        host = next((host for host in self._hosts.values() if host.node in holders), None)
+        there = self._hosts.values() if writer is None else [host for host in (writer,) if host.number in self._hosts]
+        host = next((host for host in there if host.node in holders), None)
         future: asyncio.Future[UploadedObject] = asyncio.get_running_loop().create_future()
         if host is None:
             future.set_exception(UploadFailed(f"no living host holds rank {rank} of step {snapshots.step}"))
             return future
-        path = object_path(snapshots.step, snapshots.generation, rank)
+        path = object_path(snapshots.step, snapshots.generation, rank, self._attempt)
         self._waiting[path, host.number] = future
         host.connection.send(
             {

@@ -30,14 +30,17 @@ from elastic_train.controller.members import (
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import find_checkpoint, open_data
-from elastic_train.controller.wire import LINE_LIMIT, Connection, Message, WireError, token_matches
+from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
+from elastic_train.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 0.03
 """The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
 _WATCH_SECONDS = 0.25
+_HELLO_SECONDS = 10.0
+"""A connection that has not shown the token by then is closed."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -98,6 +101,7 @@ class Coordinator:
         self._planned: asyncio.TimerHandle | None = None
         self._growth_due = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -105,13 +109,20 @@ class Coordinator:
         """Open the job folder, find where to go on, listen. Returns the address for the hosts.
 
         Raises:
-            JobMismatch, StorageError: the job cannot be opened.
+            DataError, JobMismatch, StorageError: the job cannot be opened.
         """
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._folder.open)
+        data = await loop.run_in_executor(None, open_data, self.job)
+        await loop.run_in_executor(None, self._folder.open, data.digest)
+        self._checkpointer.data_digest = data.digest
+        if self.job.log.samples:
+            self._samples = data.sample_ids
         self.on_opened(self._folder)
-        await asyncio.gather(loop.run_in_executor(None, self._open_job), self._rendezvous.start())
-        self._server = await asyncio.start_server(self._serve, self._address, 0, limit=LINE_LIMIT)
+        opened = loop.run_in_executor(None, self._open_job)
+        for result in await asyncio.gather(opened, self._rendezvous.start(), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result  # only now that neither is under way any more: ``close`` may follow
+        self._server = await asyncio.start_server(self._serve, self._address, 0)
         self._spawn(self._watch())
         if self.finished_step >= self.job.training.steps:
             self._end(State.FINISHED, f"step {self.finished_step} was already reached")
@@ -119,10 +130,6 @@ class Coordinator:
         return address
 
     def _open_job(self) -> None:
-        data = open_data(self.job)
-        self._checkpointer.data_digest = data.digest
-        if self.job.log.samples:
-            self._samples = data.sample_ids
         self._generation_count = self._folder.last_generation()
         self._choose_checkpoint()
         self.finished_step = self._checkpoint_step or 0
@@ -155,7 +162,9 @@ class Coordinator:
     async def _finish_later(self, state: State, reason: str) -> None:
         snapshots = self._inventory.newest_complete(self._nodes())
         try:
-            await self._checkpointer.finish(snapshots, self._layouts.get(snapshots.generation) if snapshots else None)
+            layout = self._layouts.get(snapshots.generation) if snapshots else None
+            if (manifest := await self._checkpointer.finish(snapshots, layout)) is not None:
+                self._record("checkpoint_committed", step=manifest.step, generation=manifest.generation)
         except Exception as error:
             self._record("checkpoint_failed", detail=f"{type(error).__name__}: {error}")
             if state == State.FINISHED:
@@ -174,11 +183,15 @@ class Coordinator:
         """After the end: wait for nothing, leave nothing behind."""
         for task in list(self._tasks):
             task.cancel()
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for host in self.hosts.values():
             host.connection.close()
         await self._rendezvous.close()
-        await asyncio.get_running_loop().run_in_executor(None, self._folder.close)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self._folder.close)
+        except StorageError as error:  # the job's end stands, whether storage takes the last lines or not
+            logger.error("lines of the job's logs are lost: %s", error)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -198,17 +211,18 @@ class Coordinator:
     # -- hosts ---------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
+        connection = Connection(reader, writer, limit=HELLO_LIMIT)
         host: HostRecord | None = None
         try:
-            first = await connection.receive()
+            first = await asyncio.wait_for(connection.receive(), _HELLO_SECONDS)
             if first is None or first["type"] != "join" or not token_matches(first, self._token):
                 return
+            connection.limit = LINE_LIMIT
             host = self._join(connection, first)
             while (message := await connection.receive()) is not None:
                 self._handle(host, message)
-        except WireError as error:
-            logger.warning("dropping a connection: %s", error)
+        except (WireError, TimeoutError) as error:
+            logger.warning("dropping a connection: %s", str(error) or "it did not say who it is")
         finally:
             connection.close()
             if host is not None:
@@ -367,7 +381,7 @@ class Coordinator:
             self._on_first_step(generation)
         last = step >= self.job.training.steps
         if not last and step % self.job.checkpoint.every_steps == 0:
-            self._spawn(self._checkpoint(snapshots))
+            self._spawn(self._checkpoint(generation, snapshots))
         if last:
             self._finish(State.FINISHED, f"all {step} steps are done")
         elif self._growth_due and not generation.troubles:
@@ -404,9 +418,10 @@ class Coordinator:
             restored_bytes=generation.restored,
         )
 
-    async def _checkpoint(self, snapshots: SnapshotSet) -> None:
+    async def _checkpoint(self, generation: Generation, snapshots: SnapshotSet) -> None:
         try:
-            if (manifest := await self._checkpointer.save(snapshots, self._layouts[snapshots.generation])) is not None:
+            manifest = await self._checkpointer.save(snapshots, generation.layout, generation.members)
+            if manifest is not None:
                 self._checkpoint_step = manifest.step
                 self._record("checkpoint_committed", step=manifest.step, generation=manifest.generation)
         except Exception as error:

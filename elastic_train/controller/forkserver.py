@@ -27,7 +27,8 @@ def preload() -> None:
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    import elastic_train.controller.trainer  # noqa: F401
+    import elastic_train.controller.trainer
+    import elastic_train.storage.local  # noqa: F401
 
     gc.collect()
     gc.freeze()  # else the first full collection of every trainer walks, and so copies, all that was imported

@@ -26,11 +26,12 @@ def job_store(job: Job) -> Store:
     return Store.open(join(job.storage.uri, job.name), job.storage)
 
 
-def identity(job: Job) -> dict[str, Any]:
+def identity(job: Job, data_digest: str) -> dict[str, Any]:
     """What must not change between two submissions of one name: it decides the weights and the order of the samples."""
     return {
         "model": job.model.model_dump(mode="json"),
         "seed": job.seed,
+        "data_digest": data_digest,
         "sequence_length": job.data.sequence_length,
         "global_batch": job.training.global_batch,
         "micro_batch": job.training.micro_batch,
@@ -60,8 +61,10 @@ class JobFolder:
         self.ledger = JsonLines(self.store, "ledger.jsonl")
         self.steps = JsonLines(self.store, "steps.jsonl")
 
-    def open(self) -> dict[str, Any]:
+    def open(self, data_digest: str) -> dict[str, Any]:
         """Create ``job.json``, or check that the one there is of the same job; returns its content.
+
+        ``data_digest`` is the sha256 of the data set's manifest: a corpus prepared anew is another order of samples.
 
         Raises:
             JobMismatch: the name belongs to a job with another model, data order or batch, or its record is not one.
@@ -73,12 +76,12 @@ class JobFolder:
             "created": time.time(),
             "version": __version__,
         }
-        record |= {"identity": identity(self._job), "config": self._job.as_dict()}
+        record |= {"identity": identity(self._job, data_digest), "config": self._job.as_dict()}
         try:
             self.store.create("job.json", json.dumps(record, indent=1).encode())
         except AlreadyExists:
             record = self._record_there()
-            self._check(record)
+            self._check(record, data_digest)
         return record
 
     def _record_there(self) -> dict[str, Any]:
@@ -90,13 +93,13 @@ class JobFolder:
             pass
         raise JobMismatch(f"{self.store.uri}/job.json is not the record of a job; give the new job another name")
 
-    def _check(self, record: dict[str, Any]) -> None:
+    def _check(self, record: dict[str, Any], data_digest: str) -> None:
         if record["format_version"] != FORMAT_VERSION:
             raise JobMismatch(
                 f"{self.store.uri}/job.json has format version {record['format_version']}; "
                 f"this program reads {FORMAT_VERSION}"
             )
-        ours, theirs = _flat(identity(self._job)), _flat(record["identity"])
+        ours, theirs = _flat(identity(self._job, data_digest)), _flat(record["identity"])
         changed = [f"{key}={ours[key]!r} (there: {theirs.get(key)!r})" for key in ours if ours[key] != theirs.get(key)]
         if changed:
             raise JobMismatch(

@@ -40,9 +40,9 @@ class CoordinatorActor:
 
     async def start(self) -> dict[str, Any]:
         """Open the job and listen: ``{"address": [ip, port]}``, or ``{"problem": sentence}`` if that cannot be."""
-        self._coordinator = Coordinator(self._job, ray.util.get_node_ip_address(), self._token, self._on_event)
-        self._coordinator.on_opened = self._tracking.start
         try:
+            self._coordinator = Coordinator(self._job, ray.util.get_node_ip_address(), self._token, self._on_event)
+            self._coordinator.on_opened = self._tracking.start
             address = await self._coordinator.start()
         except (JobMismatch, StorageError, DataError, CheckpointError) as error:
             return {"problem": str(error)}

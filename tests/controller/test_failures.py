@@ -1,4 +1,4 @@
-"""Real hosts and trainers (without Ray) die, and the run must end with the steps, samples and losses it would have had."""
+"""Real hosts and trainers (without Ray) die; the run must end with the steps, samples and losses it would have had."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_killed_node_is_replaced_when_it_comes_back(corpus: Path, reference: Lin
 
 
 def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Path) -> None:
-    with LocalJob(make_job(corpus, tmp_path, "hang", "failure.hang_seconds=2")) as run:
+    with LocalJob(make_job(corpus, tmp_path, "hang", "failure.hang_seconds=2", "hosts.max=2")) as run:
         start_hosts(run, "ab")
         run.wait_step(5)
         os.kill(run.trainer_pids()[0], signal.SIGSTOP)
@@ -98,7 +98,7 @@ def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Pat
 
 
 def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp_path: Path) -> None:
-    job = make_job(corpus, tmp_path, "nan", "optimizer.learning_rate=1e30", "schedule.warmup_steps=0")
+    job = make_job(corpus, tmp_path, "nan", "optimizer.learning_rate=1e30", "schedule.warmup_steps=0", "hosts.max=2")
     with LocalJob(job) as run:
         start_hosts(run, "ab")
         status = run.finish()
@@ -110,7 +110,7 @@ def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp
 
 
 def test_fewer_hosts_than_the_job_needs_wait_for_more(corpus: Path, reference: Lines, tmp_path: Path) -> None:
-    with LocalJob(make_job(corpus, tmp_path, "few", *PP2_DP2)) as run:
+    with LocalJob(make_job(corpus, tmp_path, "few", *PP2_DP2, "hosts.max=2")) as run:
         start_hosts(run, "ab")
         run.wait_step(5)
         run.kill_host("b1")
@@ -125,13 +125,14 @@ def test_fewer_hosts_than_the_job_needs_wait_for_more(corpus: Path, reference: L
 def test_total_loss_resumes_from_the_last_checkpoint_on_other_hosts(
     corpus: Path, reference: Lines, tmp_path: Path, hosts: str
 ) -> None:
-    job = make_job(corpus, tmp_path, "total", "parallel.pp=1")
+    job = make_job(corpus, tmp_path, "total", "parallel.pp=1", "hosts.max=2")
     with LocalJob(job) as first:
         start_hosts(first, "ab")
         first.wait_step(13)
         first.kill_host("a0")
         first.kill_host("b1")
-    with LocalJob(job, "run1") as second:
+    other = make_job(corpus, tmp_path, "total", "parallel.pp=1", f"hosts.max={len(hosts)}")
+    with LocalJob(other, "run1") as second:
         start_hosts(second, hosts)
         assert second.finish()["state"] == "finished"
         assert_same_curve(second.lines("steps"), reference)
@@ -146,7 +147,7 @@ def test_total_loss_resumes_from_the_last_checkpoint_on_other_hosts(
 def test_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(
     corpus: Path, reference: Lines, tmp_path: Path, damage: str
 ) -> None:
-    job = make_job(corpus, tmp_path, "damaged", "parallel.pp=1")
+    job = make_job(corpus, tmp_path, "damaged", "parallel.pp=1", "hosts.max=2")
     with LocalJob(job) as first:
         start_hosts(first, "ab")
         first.wait(lambda status: any(e.get("step") == 20 for e in committed(first)))
@@ -169,7 +170,7 @@ def committed(run: LocalJob) -> Lines:
 
 
 def test_stop_writes_a_last_checkpoint_and_leaves_nothing(corpus: Path, reference: Lines, tmp_path: Path) -> None:
-    job = make_job(corpus, tmp_path, "stopped")
+    job = make_job(corpus, tmp_path, "stopped", "hosts.max=2")
     with LocalJob(job) as run:
         start_hosts(run, "ab")
         status = run.wait_step(5)
@@ -178,7 +179,7 @@ def test_stop_writes_a_last_checkpoint_and_leaves_nothing(corpus: Path, referenc
         stopped = run.finish()
         assert stopped["state"] == "killed"
         assert_nothing_left(run, pids)
-    with LocalJob(job, "run1") as again:
+    with LocalJob(make_job(corpus, tmp_path, "stopped", "hosts.max=1"), "run1") as again:
         start_hosts(again, "a")
         assert again.finish()["state"] == "finished"
         assert [e["step"] for e in again.lines("ledger") if e["event"] == "resumed"] == [stopped["step"]]

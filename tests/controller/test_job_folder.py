@@ -23,7 +23,7 @@ def folder(job: Job) -> Path:
 
 def opened(job: Job) -> JobFolder:
     opened = JobFolder(job)
-    opened.open()
+    opened.open("digest")
     return opened
 
 
@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_new_job_gets_its_record(job: Job) -> None:
-    record = JobFolder(job).open()
+    record = JobFolder(job).open("digest")
     assert json.loads((folder(job) / "job.json").read_text()) == record
     assert (record["format_version"], record["name"]) == (1, "mine")
     assert record["identity"]["global_batch"] == 8
@@ -44,18 +44,18 @@ def test_a_new_job_gets_its_record(job: Job) -> None:
 
 
 def test_the_same_job_is_opened_again_and_its_record_stays(job: Job) -> None:
-    first = JobFolder(job).open()
-    assert JobFolder(job).open() == first
+    first = JobFolder(job).open("digest")
+    assert JobFolder(job).open("digest") == first
     # What changes neither weights nor order may be changed from one submission to the next.
     other = changed(job, "hosts.max=9", "training.steps=99", "checkpoint.every_steps=1", "data.uri=elsewhere")
-    assert JobFolder(other).open() == first
+    assert JobFolder(other).open("digest") == first
 
 
 def test_another_job_of_the_name_is_refused_with_its_fields_and_both_values(job: Job) -> None:
-    JobFolder(job).open()
+    JobFolder(job).open("digest")
     other = changed(job, "seed=2", "training.global_batch=16", "data.sequence_length=64", "model.hidden_size=32")
     with pytest.raises(JobMismatch) as caught:
-        JobFolder(other).open()
+        JobFolder(other).open("digest")
     sentence = str(caught.value)
     for part in ("'mine'", "seed=2 (there: 1)", "global_batch=16 (there: 8)", "sequence_length=64 (there: 32)"):
         assert part in sentence
@@ -70,35 +70,35 @@ def test_another_job_of_the_name_is_refused_with_its_fields_and_both_values(job:
     ["seed=7", "training.global_batch=4", "training.micro_batch=2", "data.sequence_length=16", "model.hidden_size=32"],
 )
 def test_identity_is_what_decides_weights_and_order(job: Job, override: str) -> None:
-    assert identity(changed(job, override)) != identity(job)
+    assert identity(changed(job, override), "digest") != identity(job, "digest")
     assert config_digest(changed(job, override)) != config_digest(job)
 
 
 def test_the_digest_is_of_the_whole_job(job: Job) -> None:
     assert config_digest(changed(job)) == config_digest(job)
     assert config_digest(changed(job, "hosts.max=9")) != config_digest(job)
-    assert identity(changed(job, "hosts.max=9")) == identity(job)
+    assert identity(changed(job, "hosts.max=9"), "digest") == identity(job, "digest")
 
 
 def test_a_later_format_is_not_read(job: Job) -> None:
-    record = JobFolder(job).open()
+    record = JobFolder(job).open("digest")
     (folder(job) / "job.json").write_text(json.dumps(record | {"format_version": 2}))
     with pytest.raises(JobMismatch, match=r"job\.json has format version 2; this program reads 1"):
-        JobFolder(job).open()
+        JobFolder(job).open("digest")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\x80\x04.", b"[]", b"null", b"{}", b'{"format_version": 1}'])
 def test_a_record_that_is_none_is_refused_by_name(job: Job, content: bytes) -> None:
-    JobFolder(job).open()
+    JobFolder(job).open("digest")
     (folder(job) / "job.json").write_bytes(content)
     with pytest.raises(JobMismatch, match=r"mine/job\.json"):
-        JobFolder(job).open()
+        JobFolder(job).open("digest")
 
 
 def test_a_place_that_is_no_folder_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="file"):
-        JobFolder(make_job(tmp_path, tmp_path / "file", "mine")).open()
+        JobFolder(make_job(tmp_path, tmp_path / "file", "mine")).open("digest")
 
 
 def test_the_last_generation_is_the_highest_ever_decided(job: Job) -> None:
