@@ -30,7 +30,7 @@ from elastic_train.data.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = 4
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 
 
 class Watch:

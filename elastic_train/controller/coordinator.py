@@ -485,10 +485,11 @@ class Coordinator:
         self._growth_due = False
         choice = self._choice(self._live())
         restore = plan_restore(self._inventory, self._nodes(), self._checkpoint_step)
-        self._rebase(restore.step)
+        self._catch_up(restore.step)
         if choice is None:
-            self._wait(cause)
+            self._wait(cause)  # not yet rolled back: the hosts to come may find snapshots of this step on their nodes
             return
+        self._roll_back(restore.step)
         self._generation_count += 1
         number, layout = self._generation_count, choice.layout
         members = order_members(self._live(), layout.world_size)
@@ -512,11 +513,14 @@ class Coordinator:
         for host in self.hosts.values():
             host.connection.send({"type": "release"})
 
-    def _rebase(self, step: int) -> None:
-        """Make the log agree with the step that is restored."""
+    def _catch_up(self, step: int) -> None:
+        """Log the steps up to ``step`` that are whole everywhere, only their last message had not arrived."""
         if self.generation is not None:
             for extra in range(self.finished_step + 1, step + 1):
-                self._log_step(self.generation, extra)  # whole everywhere, only its last message had not arrived
+                self._log_step(self.generation, extra)
+
+    def _roll_back(self, step: int) -> None:
+        """Make the log agree with the step that is restored."""
         if step < self.finished_step:
             self._record("rolled_back", from_step=self.finished_step, to_step=step)
             self._folder.roll_back(step)

@@ -62,13 +62,17 @@ class Pool:
 
     def __init__(self, directory: str, job: str, run_id: str, node_id: str) -> None:
         self._root = Path(directory)
-        self.path = self._root / f"{PREFIX}{job}-{run_id}-{node_id[:12]}"
+        self._run = f"{PREFIX}{job}-{run_id}-"
+        self.path = self._root / f"{self._run}{node_id[:12]}"
         self._own = _marker(os.getpid())
 
     def enter(self) -> None:
-        """Sweep what the dead left on this machine, then open this node's folder."""
+        """Sweep what the dead of other runs left on this machine, then open this node's folder.
+
+        Folders of this run are left alone: where hosts have died their snapshots may be the last ones.
+        """
         with _locked(self._root):
-            _sweep(self._root, keep=self.path)
+            _sweep(self._root, keep=self._run)
             self.path.mkdir(mode=0o700, exist_ok=True)
             (self.path / self._own).touch()
 
@@ -92,8 +96,10 @@ def sweep(root: Path) -> list[Path]:
         return _sweep(root)
 
 
-def _sweep(root: Path, keep: Path | None = None) -> list[Path]:
-    dead = [folder for folder in root.glob(f"{PREFIX}*/") if folder != keep and not _owners_alive(folder)]
+def _sweep(root: Path, keep: str | None = None) -> list[Path]:
+    """``keep``: how the names of the folders begin that are not to be touched."""
+    folders = [folder for folder in root.glob(f"{PREFIX}*/") if keep is None or not folder.name.startswith(keep)]
+    dead = [folder for folder in folders if not _owners_alive(folder)]
     for folder in dead:
         logger.info("removing %s, whose owners are dead", folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -26,6 +26,7 @@ _POLL_SECONDS = 0.2
 _LEAVE_SECONDS = 20.0
 """After the job's end: how long hosts may take to return before Ray Train's controller is ended."""
 _START_SECONDS = 120.0
+_START_TRIES = 3
 
 RAY_ENVIRONMENT = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -90,8 +91,7 @@ def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status
         JobError: the job cannot be started (name in use, other job in its folder, no storage).
     """
     job = absolute(job)
-    with _Signals() as signals, _ray(job, address), _quiet():
-        signals.install()  # Ray has put handlers of its own in our place
+    with _Signals() as signals, _ray(job, address, signals), _quiet():
         run = _Run(job, signals, on_status or (lambda status: None))
         try:
             return run.follow()
@@ -100,8 +100,8 @@ def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status
 
 
 @contextmanager
-def _ray(job: Job, address: str | None) -> Iterator[None]:
-    """A connection to the cluster for the time of the run."""
+def _ray(job: Job, address: str | None, signals: _Signals) -> Iterator[None]:
+    """A connection to the cluster for the time of the run, with our signal handlers in the place of Ray's."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
@@ -112,14 +112,32 @@ def _ray(job: Job, address: str | None) -> Iterator[None]:
     address = address or os.environ.get("RAY_ADDRESS")
     if address is None:
         options |= {"num_cpus": int(job.hosts.max * job.hosts.cpus) + 1, "include_dashboard": False}
+    _connect(address, options)
     try:
-        ray.init(address=address, **options)
-    except (ConnectionError, ValueError) as error:
-        raise JobError(f"no Ray cluster at {address!r}: {error}") from error
-    try:
+        signals.install()
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(address: str | None, options: dict[str, Any]) -> None:
+    """``ray.init``. A local cluster's start times out inside Ray now and then on a busy machine: it is tried again."""
+    import ray
+
+    for tries_left in reversed(range(_START_TRIES)):
+        try:
+            ray.init(address=address, **options)
+            return
+        except SystemExit:  # Ray's answer to a SIGTERM meanwhile; its exit code is not that of the signal
+            raise SystemExit(128 + signal.SIGTERM) from None
+        except (ConnectionError, ValueError) as error:
+            raise JobError(f"no Ray cluster at {address!r}: {error}") from error
+        except Exception as error:  # Ray has no type for it
+            ray.shutdown()
+            reason = str(error).strip().splitlines()[-1]
+            if address is not None or not tries_left:
+                raise JobError(f"Ray did not start: {reason}") from error
+            logger.warning("Ray did not start and is started again: %s", reason)
 
 
 @contextmanager

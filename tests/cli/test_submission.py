@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import yaml
 
 from elastic_train.cli.submission import EXCLUDES, runtime_environment
 from elastic_train.controller.local_cluster import LocalCluster
-from tests.cli.command import ROOT, elastic_train
+from tests.cli.command import elastic_train
 from tests.config.job_files import GOOD
 
 STEPS = 3
@@ -82,33 +79,3 @@ def test_a_job_that_fails_fails_the_command(cluster: LocalCluster, folder: Path)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "error: /nowhere has no manifest.json" in result.stdout
     assert result.stdout.splitlines()[-1].endswith(": FAILED")
-
-
-@pytest.mark.slow
-def test_ray_job_submit_of_the_job_script(cluster: LocalCluster, folder: Path) -> None:
-    server = f"http://{cluster.nodes[0].address}:{cluster.dashboard_port}"
-    command = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", server]
-    command += ["--working-dir", str(ROOT), "--", sys.executable, "jobs/pretrain.py"]
-    command += ["--config", str(folder / "job.yaml"), "name=scripted"]
-    result = subprocess.run(command, cwd=folder, env=dict(os.environ), capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert finished_steps(folder, "scripted") == list(range(1, STEPS + 1))
-
-
-@pytest.mark.slow
-def test_status_and_stop_of_a_running_job(cluster: LocalCluster, folder: Path) -> None:
-    server = f"http://{cluster.nodes[0].address}:{cluster.dashboard_port}"
-    sent = elastic_train("submit", "job.yaml", "name=long", "training.steps=1000000", "--address", server, cwd=folder)
-    assert sent.returncode == 0, sent.stderr
-    where, storage = ("--address", cluster.address), ("--storage", str(folder.parent / "runs"))
-    shown = ""
-    while "long | running | step " not in shown:  # pytest's time limit ends this if it never comes
-        shown = elastic_train("status", "long", *where, *storage, cwd=folder).stdout
-    assert "  host 1 on " in shown
-    stopped = elastic_train("stop", "long", *where, cwd=folder)
-    assert stopped.returncode == 0, stopped.stderr
-    after = elastic_train("status", "long", *where, *storage, cwd=folder)
-    assert after.stdout.startswith("long: not running; last finished step ") or "long | killed" in after.stdout
-    again = elastic_train("stop", "nobody", *where, cwd=folder)
-    assert again.returncode == 2
-    assert "no job named nobody is running there" in again.stderr

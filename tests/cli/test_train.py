@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +31,10 @@ class Train:
         self.runs = folder / "runs"
         self.job_folder = self.runs / name
         self._mark = uuid.uuid4().hex
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), MARK: self._mark}
+        self.scratch = folder / "tmp"
+        self.scratch.mkdir()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), MARK: self._mark, "TMPDIR": str(self.scratch)}
+        environment.setdefault("RAY_TMPDIR", "/tmp")  # the paths of Ray's sockets must be short
         environment.pop("RAY_ADDRESS", None)
         self.output = (folder / "output.txt").open("w+")
         self.process = subprocess.Popen(
@@ -106,12 +108,6 @@ def folder(corpus: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def scratch() -> set[Path]:
-    """What a run leaves in the machine's temporary folders while it lasts."""
-    shared = Path("/dev/shm").glob("elastic_train-cli-*")
-    return {*shared, *Path(tempfile.gettempdir()).glob("elastic_train-ray-*")}
-
-
 def mlflow_status(runs: Path) -> set[str]:
     """Statuses of all MLflow runs of the job."""
     from mlflow import MlflowClient
@@ -125,7 +121,6 @@ def mlflow_status(runs: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_stopped_by_a_signal(folder: Path, number: signal.Signals, code: int) -> None:
-    before = scratch()
     name = f"cli-{number.name.lower()}"
     with training(folder, name, f"name={name}", "hosts.max=2", "tracking.enabled=true", *LONG) as train:
         train.wait_for("steps", 5)
@@ -141,7 +136,17 @@ def test_stopped_by_a_signal(folder: Path, number: signal.Signals, code: int) ->
         assert mlflow_status(train.runs) == {"KILLED"}
         assert f"{name}: killed at step {last}; {number.name}" in train.text()
         assert "Traceback" not in train.text()
-    assert scratch() <= before
+    assert not list(Path("/dev/shm").glob(f"elastic_train-{name}-*"))
+    assert not list(train.scratch.glob("elastic_train-*"))
+
+
+@pytest.mark.slow
+def test_terminated_while_ray_starts(folder: Path) -> None:
+    with training(folder, "cli-early", "name=cli-early", "hosts.max=1", *LONG) as train:
+        until(lambda: any("gcs_server" in line for line in train.family()))
+        train.process.send_signal(signal.SIGTERM)
+        assert train.end() == 143, train.text()
+        assert "Traceback" not in train.text()
 
 
 @pytest.mark.slow
