@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 WORKER_NODES = 2
 HOSTS_PER_NODE = 2
-KILL_AT = 0.35
+KILL_AT = 0.25
 """Share of the steps after which a node is killed."""
-STEPS_WITHOUT = 12
+STEPS_WITHOUT = 5
 """Steps on the survivors before the node comes back."""
 
 
@@ -107,7 +107,7 @@ def _train(job: Job, console: Console) -> tuple[Outcome, Drill]:
 
 @dataclass(slots=True)
 class Drill:
-    """The planned failure: SIGKILL of a worker node at one third, its return some steps later."""
+    """The planned failure: SIGKILL of a worker node after a quarter of the steps, its return soon after."""
 
     cluster: LocalCluster
     steps: int

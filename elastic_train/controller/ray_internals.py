@@ -29,6 +29,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus, WorkerGroupState, WorkerStatus
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_train.config.job import Job
@@ -145,13 +146,14 @@ class HostPolicy(ScalingPolicy):
             for value in lost.values():
                 value.over = True
             return NoopDecision()
-        for rank in lost:
-            bundle = worker_group_state.workers[rank].placement_group_bundle_index
-            assert bundle is not None  # Ray Train places every worker in a bundle
-            self._ask(bundle, worker_group_state.placement_group_handle.placement_group)
+        group = worker_group_state.placement_group_handle.placement_group
+        indices = (worker_group_state.workers[rank].placement_group_bundle_index for rank in lost)
+        bundles = {index for index in indices if index is not None}  # Ray Train places every worker in a bundle
+        for bundle in bundles:
+            self._ask(bundle, group)
         for seat in range(len(statuses), self._maximum):
             self._ask(seat, None)
-        self._leave_bundles()
+        self._reseat(group, bundles)
         return NoopDecision()
 
     def _forget_ended(self) -> None:
@@ -182,18 +184,34 @@ class HostPolicy(ScalingPolicy):
         started, ended = actor.started.remote(), actor.run.remote(self._run_host)
         self._joiners[seat] = _Joiner(actor, started, ended, group is not None, now)
 
-    def _leave_bundles(self) -> None:
-        """Lost bundles come back all together or not at all; use free seats that are fewer without them."""
+    def _reseat(self, group: Any, bundles: set[int]) -> None:
+        """Move replacements that wait in the wrong place.
+
+        Ray places a group's lost bundles all together or not at all: while it cannot, free seats that are fewer are
+        used without them. Once the bundles are placed they hold the seats, and only in them can a host start.
+        """
         waiting = {seat: joiner for seat, joiner in self._joiners.items() if not _is_done(joiner.started)}
+        if not bundles.intersection(waiting):
+            return
+        if _is_placed(group):
+            for seat in [seat for seat in bundles.intersection(waiting) if not waiting[seat].in_bundle]:
+                self._ask_again(seat, group)
+            return
         patience = time.monotonic() - _BUNDLE_SECONDS
         stuck = [seat for seat, joiner in waiting.items() if joiner.in_bundle and joiner.asked <= patience]
-        if not stuck:
-            return
         free = count_seats(self._seat_resources) - sum(not joiner.in_bundle for joiner in waiting.values())
         for seat in stuck[: max(free, 0)]:
-            ray.kill(self._joiners.pop(seat).actor)
-            self._asked.pop(seat, None)
-            self._ask(seat, None)
+            self._ask_again(seat, None)
+
+    def _ask_again(self, seat: int, group: Any | None) -> None:
+        ray.kill(self._joiners.pop(seat).actor)
+        self._asked.pop(seat, None)
+        self._ask(seat, group)
+
+
+def _is_placed(group: Any) -> bool:
+    """Whether every bundle of the placement group is on a living node."""
+    return bool(placement_group_table(group)["state"] == "CREATED")
 
 
 def _is_done(ref: Any) -> bool:

@@ -35,6 +35,7 @@ try:
     from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
     from ray.train.v2.api.config import ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from ray.util.placement_group import placement_group_table
 
     from elastic_train.config.job import Job
     from elastic_train.controller.ray_internals import (
@@ -173,6 +174,7 @@ def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_names_from_ray_core() -> None:
     assert callable(available_resources_per_node), HINT
+    assert list(inspect.signature(placement_group_table).parameters) == ["placement_group"], HINT
     assert "current_actor" in dir(RuntimeContext), HINT
     assert issubclass(ray.exceptions.RayActorError, ray.exceptions.RayError), HINT
 
