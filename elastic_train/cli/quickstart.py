@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -141,8 +143,6 @@ class Drill:
 
 
 def _report(job: Job, outcome: Outcome, drill: Drill, console: Console) -> None:
-    from rich.table import Table
-
     from elastic_train.checkpoint.hf_export import export_hf
     from elastic_train.storage.json_lines import read_json_lines
     from elastic_train.storage.store import Store
@@ -153,10 +153,8 @@ def _report(job: Job, outcome: Outcome, drill: Drill, console: Console) -> None:
     folder = Path(outcome.job_folder)
     plot = plot_job(store, folder / "loss.png")
     exported = export_hf(store, outcome.step, Store.open(job.data.uri, job.storage), folder / "exports" / "hf")
-    table = Table(show_header=False, box=None, padding=(0, 2))
     for name, value in [*_facts(lines, ledger, drill), *_places(outcome, plot, exported)]:
-        table.add_row(f"[bold]{name}[/bold]", value)
-    console.print(table)
+        console.print(f"[bold]{name:<15}[/bold] {value}", soft_wrap=True, highlight=False)  # lines to copy stay whole
 
 
 def _facts(lines: list[dict[str, Any]], ledger: list[dict[str, Any]], drill: Drill) -> list[tuple[str, str]]:
@@ -198,5 +196,15 @@ def _places(outcome: Outcome, plot: Path, exported: Path) -> list[tuple[str, str
         ("job folder", outcome.job_folder),
     ]
     if tracking.get("ui_command"):
-        places.append(("MLflow", f"{tracking['ui_command']}   (run {tracking['run_id']})"))
+        places += [("MLflow run", tracking["run_id"]), ("MLflow UI", _callable(tracking["ui_command"]))]
     return places
+
+
+def _callable(command: str) -> str:
+    """The command as it works in the reader's shell: with the path of our environment where that is not active."""
+    program, rest = command.split(" ", 1)
+    found = shutil.which(program)
+    if found is not None:
+        return command
+    beside = Path(sys.executable).parent / program
+    return f"{beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside} {rest}"
