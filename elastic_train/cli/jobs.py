@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -91,9 +92,18 @@ def follow(job: Job, address: str | None) -> int:
     typer.echo(
         f"{job.name}: {outcome.state} at step {outcome.step}; {outcome.message}; job folder {outcome.job_folder}"
     )
-    if outcome.tracking.get("ui_command"):
-        typer.echo(f"MLflow: {outcome.tracking['ui_command']}")
+    _tell_tracking(outcome.tracking)
     return outcome.exit_code
+
+
+def _tell_tracking(tracking: Mapping[str, Any]) -> None:
+    """Where the MLflow run is, and what it lacks: steps.jsonl in the job folder has every point."""
+    if tracking.get("ui_command"):
+        typer.echo(f"MLflow: {tracking['ui_command']}")
+    for warning in tracking.get("warnings", ()):
+        typer.echo(f"warning: MLflow: {warning}", err=True)
+    if tracking.get("lost"):
+        typer.echo(f"warning: {tracking['lost']} steps are not in MLflow; steps.jsonl has them all", err=True)
 
 
 def submit(

@@ -197,6 +197,8 @@ def _places(outcome: Outcome, plot: Path, exported: Path) -> list[tuple[str, str
     ]
     if tracking.get("ui_command"):
         places += [("MLflow run", tracking["run_id"]), ("MLflow UI", _callable(tracking["ui_command"]))]
+    if tracking.get("lost"):
+        places.append(("not in MLflow", f"{tracking['lost']} steps; steps.jsonl in the job folder has them all"))
     return places
 
 

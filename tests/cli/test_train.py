@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastic_train.controller.local_cluster import LocalCluster
+from elastic_train.controller.local_cluster import LocalCluster, free_port
 from tests.cli.command import ROOT, elastic_train
 from tests.jobs import JOB, make_corpus
 from tests.ray_job import refill, until, until_none
@@ -168,6 +168,19 @@ def test_failing_job(folder: Path) -> None:
         assert train.end() == 1
         assert "NonFiniteLoss: step " in train.text()
         assert "cli-failing: failed at step " in train.text()
+
+
+@pytest.mark.slow
+def test_dead_tracking_server_stops_no_step(folder: Path, ray_cluster: LocalCluster) -> None:
+    """ML-03: nobody listens at the tracking URI; the job finishes all the same and says what is lost."""
+    refill(ray_cluster, nodes=2, cpus=2)
+    tracking = ("tracking.enabled=true", f"tracking.uri=http://127.0.0.1:{free_port('127.0.0.1')}")
+    words = ("train", "job.yaml", "name=cli-mute", "hosts.max=1", *tracking, "--address", ray_cluster.address)
+    done = elastic_train(*words, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (folder / "runs" / "cli-mute" / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert "warning: 30 steps are not in MLflow" in done.stderr
 
 
 @pytest.mark.slow

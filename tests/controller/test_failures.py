@@ -12,6 +12,8 @@ import pytest
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob, alive
 
+pytestmark = pytest.mark.slow
+
 Lines = list[dict[str, Any]]
 
 PP2_DP2 = ("parallel.pp=2", "hosts.min=2")

@@ -22,6 +22,8 @@ from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
 
+pytestmark = pytest.mark.slow
+
 Lines = list[dict[str, Any]]
 
 

@@ -167,6 +167,7 @@ def grow(run: LocalJob, names: tuple[str, ...], node: str) -> None:
     os.kill(paused, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_da_03_from_4_to_2_to_4_hosts_every_step_has_the_samples_of_one_host(
     corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
@@ -194,6 +195,7 @@ def committed_steps(run: LocalJob) -> list[int]:
     return [event["step"] for event in run.events if event["event"] == "checkpoint_committed"]
 
 
+@pytest.mark.slow
 def test_da_01_a_resume_in_the_middle_of_the_second_epoch_goes_on_in_its_order(corpus: Path, tmp_path: Path) -> None:
     samples = len(TokenDataset.open(str(corpus), 160))
     order = SampleOrder(samples, seed=1)
@@ -223,6 +225,7 @@ def test_da_01_a_resume_in_the_middle_of_the_second_epoch_goes_on_in_its_order(c
     assert used[:8] != used[samples : samples + 8]
 
 
+@pytest.mark.slow
 def test_da_07_and_11_the_cursor_counts_what_the_optimizer_has_consumed(corpus: Path, tmp_path: Path) -> None:
     """10 steps of 4 slots x micro-batch 2 on each of 2 data ranks are 160 samples; the next is number 160."""
 

@@ -21,6 +21,8 @@ from elastic_train.controller.coordinator import Coordinator
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 
+pytestmark = pytest.mark.slow
+
 Lines = list[dict[str, Any]]
 Address = tuple[str, int]
 
