@@ -77,10 +77,3 @@ class Inventory:
             self.descriptions.pop((generation, rank), None)
         for key in [key for key in self._sets if key[1] == generation]:
             del self._sets[key]
-
-    def forget_image(self, node: str, image: str) -> None:
-        """An image turned out to be unusable."""
-        for snapshots in self._sets.values():
-            for holders in snapshots.holders.values():
-                if node in holders and holders[node].image == image:
-                    del holders[node]

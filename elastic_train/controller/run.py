@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_train.config.job import Job
+from elastic_train.config.paths import anchored, home
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +69,6 @@ class Outcome:
         return 1
 
 
-def absolute(job: Job) -> Job:
-    """The job with absolute local paths: hosts and actors run in other folders than the driver."""
-    storage = job.storage.model_copy(update={"uri": _absolute_uri(job.storage.uri)})
-    data = job.data.model_copy(update={"uri": _absolute_uri(job.data.uri)})
-    return job.model_copy(update={"storage": storage, "data": data})
-
-
-def _absolute_uri(uri: str) -> str:
-    return uri if "://" in uri else str(Path(uri).resolve())
-
-
 def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status], None] | None = None) -> Outcome:
     """Run ``job`` to its end on a Ray cluster and return how it ended.
 
@@ -90,7 +80,7 @@ def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status
     Raises:
         JobError: the job cannot be started (name in use, other job in its folder, no storage).
     """
-    job = absolute(job)
+    job = anchored(job, home())  # hosts and actors run in other folders than the driver
     with _Signals() as signals, _ray(job, address, signals), _quiet():
         run = _Run(job, signals, on_status or (lambda status: None))
         try:

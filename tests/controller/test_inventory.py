@@ -127,14 +127,6 @@ def test_images_of_unknown_generations_and_ranks_are_not_taken() -> None:
     assert inventory.add(1, 1, 1, "a", "image") is not None
 
 
-def test_an_unusable_image_is_forgotten_on_its_node_only() -> None:
-    inventory = opened(2)
-    hold(inventory, 1, 5, "ab ab")
-    inventory.forget_image("a", "image-1-1")
-    assert newest(inventory, "a") is None
-    assert newest(inventory, "b") == (5, 1)
-
-
 NODES = "abc"
 WORLDS = (2, 1, 3)
 _add = st.tuples(st.just("add"), st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.sampled_from(NODES))

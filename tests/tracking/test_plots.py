@@ -34,10 +34,15 @@ def test_the_colours_of_generations_are_there(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_not_finite_are_drawn(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
     steps, ledger = made_up_run()
     steps[3]["loss"] = math.nan
-    plot_run(steps, ledger, tmp_path / "nan.png", title="run")
-    plot_run([{**steps[0], "loss": math.nan}], [], tmp_path / "only-nan.png", title="run")
+    marked = imread(plot_run(steps, ledger, tmp_path / "nan.png", title="run"))
+    plain = imread(plot_run(made_up_run()[0], ledger, tmp_path / "plain.png", title="run"))
+    assert (abs(marked - plain).max(axis=2) > 0.02).any()
+    alone = plot_run([{**steps[0], "loss": math.nan}], [], tmp_path / "only-nan.png", title="run")
+    assert imread(alone).shape == plain.shape
 
 
 def test_no_step_no_picture(tmp_path: Path) -> None:
