@@ -29,7 +29,7 @@ def summary(job: Job) -> Iterator[str]:
         f"= {tokens:,}; {job.training.steps:,} steps = {tokens * job.training.steps:,} tokens"
     )
     for hosts in dict.fromkeys((job.hosts.max, job.hosts.min)):
-        choice = choose_layout(job.parallel, hosts, job.model, job.training, job.data)
+        choice = choose_layout(job, hosts)
         yield f"on {hosts} host{'' if hosts == 1 else 's'}: layout {choice.layout} ({'; '.join(choice.reasons)})"
         yield f"  {batch_equation(job.training, choice.layout)}"
 

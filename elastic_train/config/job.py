@@ -74,6 +74,7 @@ class ModelConfig(Section):
     rope_theta: Annotated[float, Field(gt=0)] = Field(default=500_000.0, description="base of the rotary frequencies")
     rope_scaling: RopeScaling | None = Field(default=None, description="Llama 3.1 scaling; null: none")
     tie_word_embeddings: bool = Field(default=False, description="the output layer is the embedding")
+    qkv_bias: bool = Field(default=False, description="q, k and v projections add a bias (Qwen2)")
     initializer_range: Annotated[float, Field(gt=0)] = Field(
         default=0.02, description="standard deviation of the initial matrices"
     )
@@ -105,6 +106,7 @@ class ModelConfig(Section):
         d, kv = self.hidden_size, self.num_key_value_heads * self.head_size
         q = self.num_attention_heads * self.head_size
         layer = d * q + 2 * d * kv + q * d + 3 * d * self.intermediate_size + 2 * d
+        layer += (q + 2 * kv) if self.qkv_bias else 0
         embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
         return embeddings + self.num_hidden_layers * layer + d
 
@@ -114,17 +116,44 @@ class DataConfig(Section):
 
     uri: str = Field(description="folder that holds manifest.json")
     sequence_length: Annotated[int, Field(ge=1)] = Field(description="tokens per sample")
+    document_mask: bool = Field(
+        default=False, description="attention stays inside a document, and positions start anew with each"
+    )
 
 
 class TrainingConfig(Section):
-    """How much is trained. Gradient accumulation follows from the batch and the layout, it is not a setting."""
+    """How much is trained, and in which numbers. Gradient accumulation follows from the batch and the layout."""
 
     steps: Annotated[int, Field(ge=1)] = Field(description="optimizer updates of the whole job")
     global_batch: Annotated[int, Field(ge=1)] = Field(
-        description="sequences per optimizer step, whatever the number of machines"
+        description="sequences per optimizer step, whatever the number of machines; or give global_tokens"
+    )
+    global_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="tokens per optimizer step, instead of global_batch"
     )
     micro_batch: Annotated[int, Field(ge=1)] = Field(default=1, description="sequences per slot")
-    precision: Literal["fp32"] = Field(default="fp32", description="of weights, compute and reductions")
+    precision: Literal["fp32", "bf16", "fp8"] = Field(
+        default="fp32", description="of compute; master weights and moments are always fp32"
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="in which gradients are accumulated and reduced; bf16 only with precision bf16"
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        default="none", description="what the backward pass computes anew: nothing, attention cores, or whole blocks"
+    )
+    compile: bool = Field(default=False, description="torch.compile every block")
+    determinism: Literal["default", "exact"] = Field(
+        default="default", description="exact: bitwise the same on any number of data ranks and stages; slower"
+    )
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="keep an exponential moving average of the weights with this decay; null: none"
+    )
+
+    @model_validator(mode="after")
+    def _reduction(self) -> Self:
+        if self.precision == "fp32" and self.reduce_dtype == "bf16":
+            raise ValueError("reduce_dtype=bf16 needs precision=bf16 or fp8; with precision=fp32 it must be fp32")
+        return self
 
     @property
     def slots(self) -> int:
@@ -135,37 +164,95 @@ class TrainingConfig(Section):
         return count
 
 
-class OptimizerConfig(Section):
-    """AdamW. Weight decay applies to matrices, not to norms and embeddings."""
+class EvaluationConfig(Section):
+    """Loss on samples that are not trained on: the same for every layout."""
 
-    name: Literal["adamw"] = Field(default="adamw", description="optimizer")
+    uri: str | None = Field(default=None, description="folder of prepared shards; null: no evaluation")
+    every_steps: Annotated[int, Field(ge=1)] = Field(default=100, description="steps between two evaluations")
+    samples: Annotated[int, Field(ge=1)] = Field(default=64, description="the first so many samples are evaluated")
+
+
+class OptimizerConfig(Section):
+    """Weight decay applies to matrices, not to norms, biases and embeddings."""
+
+    name: Literal["adamw", "adam", "sgd", "lion", "muon"] = Field(default="adamw", description="optimizer")
     learning_rate: Annotated[float, Field(gt=0)] = Field(default=3e-4, description="peak of the schedule")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=(0.9, 0.95), description="decay of the first and second moment"
     )
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="added to the root of the second moment")
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="per step, times the rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="of sgd, and of muon's matrices")
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0, description="L2 limit of the global gradient; null: no clipping"
     )
 
 
 class ScheduleConfig(Section):
-    """lr(t) = peak * t / warmup_steps, then cosine from the peak to min_lr at ``training.steps``."""
+    """lr(t) = peak * t / warmup_steps during the warm-up, then from the peak to min_lr at ``training.steps``."""
 
-    name: Literal["cosine"] = Field(default="cosine", description="shape after the warm-up")
+    name: Literal["constant", "cosine", "linear", "wsd"] = Field(
+        default="cosine", description="shape after the warm-up"
+    )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="steps of linear warm-up")
     min_lr: Annotated[float, Field(ge=0)] = Field(default=0.0, description="rate of the last step")
+    decay_steps: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="wsd: length of the linear decay at the end; null: a tenth of training.steps"
+    )
 
 
 class ParallelConfig(Section):
-    """Axis sizes; ``auto`` lets the planner choose for the hosts that are there."""
+    """Axis sizes, and what each axis does. ``auto`` lets the planner choose a size for the hosts that are there."""
 
+    data: Literal["ddp", "zero1", "zero2", "zero3", "hsdp"] = Field(
+        default="zero3", description="what data ranks share out: see docs/parallelism.md"
+    )
     pp: AxisSize = Field(default=1, description="pipeline stages")
-    dp_replicate: AxisSize = Field(default=1, description="replicas of the sharded model (HSDP)")
-    dp_shard: AxisSize = Field(default="auto", description="ranks over which each replica is sharded (FSDP2)")
-    cp: Literal[1] = Field(default=1, description="context parallel ranks")
+    dp_replicate: AxisSize = Field(default=1, description="replicas of the sharded model; auto for ddp and hsdp")
+    dp_shard: AxisSize = Field(default="auto", description="ranks over which each replica is sharded; 1 for ddp")
+    cp: AxisSize = Field(default=1, description="context parallel ranks")
     tp: AxisSize = Field(default=1, description="tensor and sequence parallel ranks")
+    pipeline: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
+        default="1f1b", description="order of the micro-batches in the pipeline"
+    )
+    virtual_stages: Annotated[int, Field(ge=1)] = Field(
+        default=2, description="stages per rank of interleaved_1f1b and zero_bubble"
+    )
+    context: Literal["gather", "ulysses"] = Field(
+        default="gather", description="cp gathers keys and values (Llama 3) or exchanges heads (Ulysses)"
+    )
+    reshard_after_forward: bool = Field(
+        default=False,
+        description="zero3: release gathered weights after each block's forward; less memory, more traffic",
+    )
+    prefetch: Annotated[int, Field(ge=0)] = Field(
+        default=1, description="zero3: blocks whose weights are gathered ahead of use"
+    )
+    offload: bool = Field(default=False, description="zero3: weights and optimizer state live in CPU memory")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_strategy(cls, values: Any) -> Any:
+        """``ddp`` replicates and does not shard; ``hsdp`` does both."""
+        if not isinstance(values, dict) or values.get("data") not in ("ddp", "hsdp"):
+            return values
+        defaults = {"dp_replicate": "auto"} | ({"dp_shard": 1} if values["data"] == "ddp" else {})
+        return defaults | values
+
+    @model_validator(mode="after")
+    def _strategy(self) -> Self:
+        if self.data == "ddp" and self.dp_shard != 1:
+            raise ValueError(f"dp_shard={self.dp_shard} must be 1 with data=ddp, which shards nothing")
+        if self.data not in ("zero3", "hsdp"):
+            for name in ("reshard_after_forward", "offload"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}=true needs data=zero3 or hsdp, not {self.data}")
+        return self
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Pipeline stages that a rank holds when ``pp`` is larger than 1."""
+        return self.virtual_stages if self.pipeline in ("interleaved_1f1b", "zero_bubble") else 1
 
 
 class HostsConfig(Section):
@@ -261,11 +348,15 @@ class Job(Section):
 
     name: str = Field(description="resubmitting the name resumes the job")
     seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(default=1, description="of initial weights and sample order")
+    init_from: str | None = Field(
+        default=None, description="folder of an HF checkpoint whose weights the job starts from; null: random weights"
+    )
     model: ModelConfig
     data: DataConfig
     training: TrainingConfig
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     parallel: ParallelConfig = ParallelConfig()
     hosts: HostsConfig = HostsConfig()
     storage: StorageConfig = StorageConfig()
@@ -284,13 +375,19 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        problems = [*self._batch_problems(), *self._schedule_problems()]
+        problems = [*self._batch_problems(), *self._schedule_problems(), *self._device_problems()]
         if problems:
             raise Problems(problems)
         return self
 
     def _batch_problems(self) -> list[str]:
         total, micro = self.training.global_batch, self.training.micro_batch
+        tokens, length = self.training.global_tokens, self.data.sequence_length
+        if tokens is not None and tokens != total * length:
+            return [
+                f"training.global_tokens={tokens}: must be training.global_batch x data.sequence_length = "
+                f"{total} x {length}; nearest: {_neighbours(tokens, length * micro)}"
+            ]
         if total % micro == 0:
             return []
         text = (
@@ -323,6 +420,16 @@ class Job(Section):
                 f"data.sequence_length={self.data.sequence_length}: must be at most "
                 f"model.max_position_embeddings={self.model.max_position_embeddings}"
             )
+        return problems
+
+    def _device_problems(self) -> list[str]:
+        if self.hosts.device == "cuda":
+            return []
+        problems = []
+        if self.training.precision == "fp8":
+            problems.append("training.precision=fp8: needs hosts.device=cuda with fp8 units; use bf16 or fp32 on cpu")
+        if self.parallel.offload:
+            problems.append("parallel.offload=true: needs hosts.device=cuda; on cpu the state is in CPU memory already")
         return problems
 
     def as_dict(self) -> dict[str, Any]:

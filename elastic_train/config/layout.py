@@ -44,6 +44,11 @@ class Layout:
         """Number of ranks that read different samples (``dp_replicate * dp_shard``)."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def shards(self) -> int:
+        """Number of ranks among which sharded state is cut (``dp_shard * cp``)."""
+        return self.dp_shard * self.cp
+
     def coordinates(self, rank: int) -> Coordinates:
         """Coordinates of ``rank`` (0 <= rank < world_size)."""
         if not 0 <= rank < self.world_size:

@@ -48,6 +48,7 @@ def parse_job(text: str, overrides: Sequence[str] = (), *, source: str = "job fi
     for override in overrides:
         problems += _apply(data, override)
     problems += _expand_preset(data)
+    _expand_token_budget(data)
     job = _validate(data, problems)
     if job is None:
         raise ConfigError(problems)
@@ -99,6 +100,16 @@ def _expand_preset(data: dict[str, Any]) -> list[str]:
         return [f"model.preset={_show(name)}: must be one of {', '.join(PRESETS)}{hint}"]
     data["model"] = _merge(copy.deepcopy(PRESETS[name]), model)
     return []
+
+
+def _expand_token_budget(data: dict[str, Any]) -> None:
+    """``training.global_tokens`` is another way to write ``training.global_batch``; ``Job`` checks that it divides."""
+    training, shape = data.get("training"), data.get("data")
+    if not isinstance(training, dict) or not isinstance(shape, dict) or "global_batch" in training:
+        return
+    tokens, length = training.get("global_tokens"), shape.get("sequence_length")
+    if isinstance(tokens, int) and isinstance(length, int) and length > 0:
+        training["global_batch"] = max(1, tokens // length)
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -474,7 +474,7 @@ class Coordinator:
             self.message = f"{len(hosts)} hosts are ready; hosts.min={self.job.hosts.min}"
             return None
         try:
-            return choose_layout(self.job.parallel, count, self.job.model, self.job.training, self.job.data)
+            return choose_layout(self.job, count)
         except NoLayout as error:
             self.message = str(error)
             return None

@@ -106,6 +106,7 @@ class Trainer:
             return
         parts = self._snapshot_parts(plan) if plan["kind"] == "snapshots" else self._checkpoint_parts(plan)
         restored = restore(engine.state(), parts, rank=self._rank)
+        engine.publish()
         for part in parts:
             part.source.close()
         self.tell({"type": "restored", "bytes": dict(restored.bytes_read), "passed_over": restored.passed_over})

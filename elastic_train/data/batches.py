@@ -24,6 +24,9 @@ class Samples(Protocol):
     @property
     def sequence_length(self) -> int: ...
 
+    @property
+    def eos_id(self) -> int: ...
+
     def __len__(self) -> int: ...
 
     def sample(self, index: int) -> Tokens:
@@ -79,6 +82,16 @@ class StepBatches:
         """A micro-batch that counts in no loss: zeros and :data:`PADDING_LABEL`, shaped like a slot."""
         shape = (self.micro_batch, self.sequence_length)
         return np.zeros(shape, np.int64), np.full(shape, PADDING_LABEL, np.int64)
+
+    def documents(self, input_ids: Tokens) -> Tokens:
+        """Number, from 0 in each sequence, of the document that a token is in; int64, of the shape of ``input_ids``.
+
+        A document ends with its end-of-text token. The label there is the first token of the next document: it is
+        predicted from the document that ends, and counts in the loss.
+        """
+        ends = np.zeros_like(input_ids)
+        ends[..., 1:] = input_ids[..., :-1] == self._dataset.eos_id
+        return np.cumsum(ends, axis=-1)
 
     def _ids(self, step: int, places: range) -> list[int]:
         if step < 1:

@@ -63,6 +63,11 @@ class TokenDataset:
         """Number of token ids; every token is below it."""
         return self.manifest.tokenizer.vocab_size
 
+    @property
+    def eos_id(self) -> int:
+        """The token that ends every document."""
+        return self.manifest.tokenizer.eos_id
+
     def __len__(self) -> int:
         return max(self.manifest.tokens - 1, 0) // self.sequence_length
 

@@ -19,13 +19,13 @@ BLOCK_ELEMENTS = 32_768
 def fill_initial(
     shard: Tensor, name: str, global_shape: tuple[int, ...], offsets: tuple[int, ...], seed: int, std: float
 ) -> None:
-    """Write this shard's part of parameter ``name``: norm weights (one-dimensional) are 1, matrices normal(0, ``std``).
+    """Write this shard's part of parameter ``name``: norm weights are 1, biases 0, matrices normal(0, ``std``).
 
     ``shard``: float32, the box at ``offsets`` of the global tensor; written in place, may be empty, any device.
     Random stream: numpy Philox keyed by BLAKE2b of (seed, name, block number); 32-bit normals.
     """
     if len(global_shape) == 1:
-        shard.fill_(1.0)
+        shard.fill_(0.0 if name.endswith(".bias") else 1.0)
         return
     if shard.numel() == 0:
         return

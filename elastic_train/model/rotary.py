@@ -51,7 +51,7 @@ def _scale_llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return torch.where(wavelengths < high_wavelength, frequencies, scaled)
 
 
-def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Rotate pairs (i, i + E/2) by the angle of their position."""
+def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs (i, i + E/2) by the angle of their position, in float32. ``cos``, ``sin``: [.., T, E]."""
     first, second = x_BHTE.chunk(2, dim=-1)
-    return x_BHTE * cos_TE + torch.cat((-second, first), dim=-1) * sin_TE
+    return (x_BHTE * cos + torch.cat((-second, first), dim=-1) * sin).type_as(x_BHTE)

@@ -12,21 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from elastic_train.config.job import ModelConfig
-from elastic_train.model.rotary import Rotary, rotate
+from elastic_train.model.attention import Attention, Context, Projection
+from elastic_train.model.rotary import Rotary
 
 
 def _meta(*shape: int) -> Tensor:
     return torch.empty(*shape, device="meta", dtype=torch.float32)
-
-
-class Projection(nn.Linear):
-    """A linear map without bias and without initial values: those come from ``initialize``, the same on any mesh."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False, device="meta", dtype=torch.float32)
-
-    def reset_parameters(self) -> None:
-        pass
 
 
 class RMSNorm(nn.Module):
@@ -37,35 +28,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return F.rms_norm(x_BTD, self.weight.shape, self.weight, self.eps)
-
-
-class Attention(nn.Module):
-    """Causal grouped-query attention: query head i uses key/value head ``i // (heads / kv_heads)``."""
-
-    def __init__(self, config: ModelConfig, rotary: Rotary) -> None:
-        super().__init__()
-        hidden, head = config.hidden_size, config.head_size
-        self.q_proj = Projection(hidden, config.num_attention_heads * head)
-        self.k_proj = Projection(hidden, config.num_key_value_heads * head)
-        self.v_proj = Projection(hidden, config.num_key_value_heads * head)
-        self.o_proj = Projection(config.num_attention_heads * head, hidden)
-        self.head_size = head
-        self.rotary = rotary
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        # The number of heads is read off the projections: under tensor parallelism they give this rank's heads only.
-        q_BHTE = self._heads(self.q_proj(x_BTD))
-        k_BHTE = self._heads(self.k_proj(x_BTD))
-        v_BHTE = self._heads(self.v_proj(x_BTD))
-        cos_TE, sin_TE = self.rotary.tables(q_BHTE.shape[2], q_BHTE.device)
-        q_BHTE, k_BHTE = rotate(q_BHTE, cos_TE, sin_TE), rotate(k_BHTE, cos_TE, sin_TE)
-        grouped = q_BHTE.shape[1] != k_BHTE.shape[1]
-        out_BHTE = F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True, enable_gqa=grouped)
-        out: Tensor = self.o_proj(out_BHTE.transpose(1, 2).flatten(2))
-        return out
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -83,15 +45,15 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, rotary: Rotary) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, rotary)
+        self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD))
+    def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), context)
         out: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
         return out
 
@@ -101,16 +63,15 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, layers: range, first: bool, last: bool) -> None:
         super().__init__()
-        rotary = Rotary(config)
         table = (config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding(*table, _weight=_meta(*table)) if first else None
-        self.layers = nn.ModuleDict({str(index): Block(config, rotary) for index in layers})
+        self.layers = nn.ModuleDict({str(index): Block(config) for index in layers})
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps) if last else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         x_BTD = x if self.embed_tokens is None else self.embed_tokens(x)
         for block in self.layers.values():
-            x_BTD = block(x_BTD)
+            x_BTD = block(x_BTD, context)
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
 
@@ -124,6 +85,11 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, layers: range | None = None, first: bool = True, last: bool = True) -> None:
         super().__init__()
         self.config = config
+        self.rotary = Rotary(config)
+        self.sequence_length: int | None = None
+        """Tokens of the whole sequence, where a stage sees a part of them; None: as many as it sees."""
+        self.indices_T: Tensor | None = None
+        """Places in the sequence of the tokens held here, set by context parallelism; None: all of them."""
         self.model = Decoder(config, range(config.num_hidden_layers) if layers is None else layers, first, last)
         self.lm_head = Projection(config.hidden_size, config.vocab_size) if last else None
         self.tie()
@@ -136,12 +102,14 @@ class Transformer(nn.Module):
         if self.config.tie_word_embeddings and self.lm_head is not None and self.model.embed_tokens is not None:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``x``: int64 token ids [B, T] on the first stage, else float32 x_BTD.
+    def forward(self, x: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+        """``x``: int64 token ids [B, T] on the first stage, else x_BTD in the precision of compute.
 
-        Returns float32 logits_BTV on the last stage, else x_BTD.
+        ``documents_BS``: see ``Context``. Returns logits_BTV on the last stage, else x_BTD.
         """
-        x_BTD = self.model(x)
+        length = self.sequence_length or x.shape[1]
+        context = Context(self.rotary, length, x.device, documents_BS, self.indices_T)
+        x_BTD = self.model(x, context)
         out: Tensor = x_BTD if self.lm_head is None else self.lm_head(x_BTD)
         return out
 

@@ -1,40 +1,50 @@
-"""The ``dp_replicate`` and ``dp_shard`` axes: FSDP2, one unit per block and one for the rest.
-
-Weights are gathered once and gradients reduced once per step, whatever the number of micro-batches: one all-gather and
-one reduce-scatter per unit and step. A rank therefore holds 8 bytes per parameter of its stage during the step (weight
-and gradient, fp32), besides its shard of weights and moments.
-"""
+"""The data axes: what ranks that see different tokens do with weights and gradients (``parallel.data``)."""
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from typing import Protocol
 
-from elastic_train.model.transformer import Transformer
+from torch import Tensor
+
+from elastic_train.config.job import Job
+from elastic_train.parallel.fsdp import FullySharded
 from elastic_train.parallel.mesh import ParallelMesh
+from elastic_train.parallel.replicated import Replicated
+from elastic_train.parallel.shard import LocalShard
+from elastic_train.parallel.stages import Stages
 
 
-def apply_data_parallel(model: Transformer, mesh: ParallelMesh) -> None:
-    """Shard the parameters of ``model`` over ``dp_shard`` and replicate over ``dp_replicate``, in place.
+class DataParallel(Protocol):
+    """Holds the float32 master weights of a rank, and brings gradients to where the optimizer needs them.
 
-    Gradients are reduced as plain sums: the loss is already divided by the global number of valid tokens.
+    Parameters go by their state name (HF name, global layer number). Gradients are sums over all ranks that see
+    different tokens: the loss is already divided by the global number of valid tokens.
     """
-    for module in (*model.blocks.values(), model):
-        unit = fully_shard(module, mesh=mesh.fsdp, reshard_after_forward=False)
-        # Both settings reach one unit only, unlike most of FSDPModule's.
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
+
+    shards: dict[str, LocalShard]
+    """This rank's live part of every master weight, contiguous float32."""
+    shards_are_cut: bool
+    """Whether the shards (and so gradients and moments) are cut over ``dp_shard`` x ``cp``."""
+
+    def start_step(self) -> None:
+        """Forget the gradients of the step before."""
+
+    def before_backward(self, last: bool) -> None:
+        """Called before the backward pass of each micro-batch; a pipeline schedule does without."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        """After all backward passes: the gradient of every shard, live, float32 or of the reduce dtype.
+
+        Waits for reductions under way. Raises RuntimeError for a parameter without a gradient.
+        """
+
+    def publish(self) -> None:
+        """Make the weights that compute uses follow the master weights, after these were written."""
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """The local storage of an FSDP parameter or gradient; any other tensor as it is. Call it under ``no_grad``."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def mark_last_backward(model: nn.Module, last: bool) -> None:
-    """Say whether the next backward pass ends the step: only then gradients are reduced and weights released."""
-    if isinstance(model, FSDPModule):
-        model.set_is_last_backward(last)
-        model.set_requires_gradient_sync(last)
-        model.set_reshard_after_backward(last)
+def apply_data_parallel(stages: Stages, job: Job, mesh: ParallelMesh) -> DataParallel:
+    """Allocate the parameters of ``stages`` on ``mesh.device``, uninitialised, the way ``parallel.data`` says."""
+    alone = mesh.layout.dp_replicate * mesh.layout.shards == 1
+    if job.parallel.data in ("zero3", "hsdp") and not alone:
+        return FullySharded(stages, job, mesh)
+    return Replicated(stages, job, mesh)

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_train.config.job import ModelConfig
+from elastic_train.config.job import Job
 from elastic_train.model.transformer import Transformer
-from elastic_train.parallel.data import apply_data_parallel
+from elastic_train.parallel.data import DataParallel, apply_data_parallel
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.pipeline import stage_layers
+from elastic_train.parallel.stages import Stages, stages_of
 from elastic_train.parallel.tensor import apply_tensor_parallel
 
 
 @dataclass(frozen=True)
 class ParallelModel:
-    """One rank's part of the model and the global shapes of the parameters in it."""
+    """One rank's stages, and what the data axes make of their parameters."""
 
-    module: Transformer
-    global_shapes: dict[str, tuple[int, ...]]
+    stages: Stages
+    data: DataParallel
 
 
-def parallelize(*, config: ModelConfig, mesh: ParallelMesh) -> ParallelModel:
+def parallelize(*, job: Job, mesh: ParallelMesh) -> ParallelModel:
     """Cut the model along every axis; the parameters are on ``mesh.device``, with uninitialised values."""
     layout, place = mesh.layout, mesh.place
     model = Transformer(
-        config,
-        layers=stage_layers(config.num_hidden_layers, layout.pp, place.pp),
+        job.model,
+        layers=stage_layers(job.model.num_hidden_layers, layout.pp, place.pp),
         first=place.pp == 0,
         last=place.pp == layout.pp - 1,
     )
-    global_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    # Tensor parallelism first: FSDP then cuts what each tensor rank is left with, and gathers only that.
-    if layout.tp > 1:
-        apply_tensor_parallel(model, mesh)
-    if layout.data_ranks > 1:
-        apply_data_parallel(model, mesh)
-    # Memory is allocated last, so that no rank ever holds more than its own part.
-    model.to_empty(device=mesh.device)
-    model.tie()
-    return ParallelModel(model, global_shapes)
+    model.sequence_length = job.data.sequence_length
+    stages = stages_of([model])
+    for stage in stages.modules:
+        # Tensor parallelism first: sharding then cuts what each tensor rank is left with, and gathers only that.
+        if layout.tp > 1:
+            apply_tensor_parallel(stage, mesh)
+    return ParallelModel(stages, apply_data_parallel(stages, job, mesh))

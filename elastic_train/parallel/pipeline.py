@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from elastic_train.model.transformer import Transformer
+from elastic_train.config.job import Job
+from elastic_train.parallel.batches import MicroBatches
 from elastic_train.parallel.mesh import ParallelMesh
+from elastic_train.parallel.precision import compute_dtype
+from elastic_train.parallel.stages import Stages
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:
@@ -24,25 +28,29 @@ class Pipeline:
 
     def __init__(
         self,
-        model: Transformer,
+        stages: Stages,
+        job: Job,
         mesh: ParallelMesh,
         *,
-        micro_batch: int,
-        sequence_length: int,
         micro_batches: int,
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        stage, stages = mesh.place.pp, mesh.layout.pp
-        self._first, self._last = stage == 0, stage == stages - 1
+        stage, layout = mesh.place.pp, mesh.layout
+        (model,) = stages.modules
+        self._first, self._last = stage == 0, stage == layout.pp - 1
         # Static shapes: without them torch sends pickled metadata between the stages and runs a trial step.
-        config = model.config
-        ids = torch.empty(micro_batch, sequence_length, dtype=torch.int64, device="meta")
-        hidden = _example(micro_batch, sequence_length // mesh.layout.tp, config.hidden_size)
-        logits = _example(micro_batch, sequence_length, config.vocab_size)
+        batch, tokens, dtype = (
+            job.training.micro_batch,
+            job.data.sequence_length // layout.cp,
+            compute_dtype(job.training),
+        )
+        ids = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
+        hidden = _example(batch, tokens // layout.tp, job.model.hidden_size, dtype=dtype)
+        logits = _example(batch, tokens, job.model.vocab_size, dtype=dtype)
         torch_stage = PipelineStage(
             model,
             stage,
-            stages,
+            layout.pp,
             mesh.device,
             input_args=ids if self._first else hidden,
             output_args=logits if self._last else hidden,
@@ -51,17 +59,21 @@ class Pipeline:
         # The loss is divided by the global number of tokens before backward, so torch must not divide again.
         self._schedule = Schedule1F1B(torch_stage, micro_batches, loss_fn=loss, scale_grads=False)
 
-    def run(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
-        """``input_ids``, ``labels``: int64 [micro_batches * B, T]. Returns the losses on the last stage, else []."""
+    def run(self, batches: MicroBatches) -> list[Tensor]:
+        """Returns the losses of the micro-batches on the last stage, else []."""
         losses: list[Tensor] = []
+        documents: dict[str, Any] = (
+            {} if batches.documents_MBS is None else {"documents_BS": batches.documents_MBS.flatten(0, 1)}
+        )
         self._schedule.step(
-            *((input_ids,) if self._first else ()),
-            target=labels if self._last else None,
+            *((batches.input_ids_MBT.flatten(0, 1),) if self._first else ()),
+            target=batches.labels_MBT.flatten(0, 1) if self._last else None,
             losses=losses if self._last else None,
             return_outputs=False,
+            **documents,
         )
         return [loss.detach() for loss in losses]
 
 
-def _example(*shape: int) -> Tensor:
-    return torch.empty(*shape, dtype=torch.float32, device="meta", requires_grad=True)
+def _example(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta", requires_grad=True)

@@ -1,11 +1,14 @@
 """Where a rank's part of a tensor lies in the global tensor. Exact for sizes that divide nothing, and for empty parts.
 
-Tensor parallelism cuts first (one dim into ``tp`` chunks), then FSDP cuts dim 0 of what is left into ``dp_shard``
-chunks. Both cut as ``torch.chunk`` does: chunks of ``ceil(size / parts)``, the last ones shorter or empty.
+Tensor parallelism cuts first (one dim into ``tp`` chunks), then sharding cuts dim 0 of what is left into
+``dp_shard * cp`` chunks. Both cut as ``torch.chunk`` does: chunks of ``ceil(size / parts)``, the last ones shorter or
+empty.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,23 +37,37 @@ class Box:
     sizes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One cut of a dim into ``parts`` chunks, of which chunk ``index`` is kept."""
+
+    dim: int
+    parts: int
+    index: int
+
+
 def chunk_bounds(size: int, parts: int, index: int) -> tuple[int, int]:
     """Start and end of chunk ``index`` of ``size`` elements cut as ``torch.chunk`` cuts, empty chunks at the end."""
     step = -(-size // parts)
     return min(index * step, size), min((index + 1) * step, size)
 
 
-def local_box(global_shape: tuple[int, ...], tensor_dim: int | None, layout: Layout, place: Coordinates) -> Box:
-    """The box that the rank at ``place`` holds. ``tensor_dim``: the dim that tensor parallelism cuts, or None."""
-    offsets = [0] * len(global_shape)
-    ends = list(global_shape)
-    if tensor_dim is not None:
-        offsets[tensor_dim], ends[tensor_dim] = chunk_bounds(global_shape[tensor_dim], layout.tp, place.tp)
-    start, end = chunk_bounds(ends[0] - offsets[0], layout.dp_shard, place.dp_shard)
-    offsets[0], ends[0] = offsets[0] + start, offsets[0] + end
-    return Box(tuple(offsets), tuple(end - offset for offset, end in zip(offsets, ends, strict=True)))
+def local_box(global_shape: tuple[int, ...], cuts: Sequence[Cut]) -> Box:
+    """The box that is left after all ``cuts``, made one after the other."""
+    offsets, sizes = [0] * len(global_shape), list(global_shape)
+    for cut in cuts:
+        start, end = chunk_bounds(sizes[cut.dim], cut.parts, cut.index)
+        offsets[cut.dim] += start
+        sizes[cut.dim] = end - start
+    return Box(tuple(offsets), tuple(sizes))
 
 
-def replicas(tensor_dim: int | None, layout: Layout) -> int:
-    """How many ranks hold the same box of a parameter."""
-    return layout.dp_replicate * layout.cp * (1 if tensor_dim is not None else layout.tp)
+def cuts_of(tensor_dim: int | None, layout: Layout, place: Coordinates, *, sharded: bool) -> list[Cut]:
+    """The cuts that a rank at ``place`` makes. ``tensor_dim``: the dim that tensor parallelism cuts, or None."""
+    cuts = [] if tensor_dim is None else [Cut(tensor_dim, layout.tp, place.tp)]
+    return [*cuts, Cut(0, layout.shards, place.dp_shard * layout.cp + place.cp)] if sharded else cuts
+
+
+def replicas(cuts: Sequence[Cut], layout: Layout) -> int:
+    """How many ranks of one pipeline stage hold the same box of a parameter."""
+    return layout.world_size // layout.pp // math.prod(cut.parts for cut in cuts)

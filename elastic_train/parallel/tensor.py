@@ -57,8 +57,8 @@ def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
     decoder = model.model
     vocabulary = model.config.vocab_size
 
-    def gather(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
-        return gather_tokens(inputs[0], group)
+    def gather(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return gather_tokens(inputs[0], group), *inputs[1:]
 
     def scatter(module: nn.Module, inputs: tuple[Tensor], output_BTD: Tensor) -> Tensor:
         return scatter_sum(output_BTD, group)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from elastic_train.config.job import DataConfig, ModelConfig, TrainingConfig
+from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
 
 
-def check_layout(model: ModelConfig, training: TrainingConfig, data: DataConfig, layout: Layout) -> list[str]:
+def check_layout(job: Job, layout: Layout) -> list[str]:
     """One sentence per violated constraint, each with both numbers; empty when the layout can run.
 
     ``vocab_size`` is free: embedding and head are cut unevenly when ``tp`` does not divide it.
     """
-    problems = _tensor_problems(model, data, layout) + _batch_problems(training, layout)
+    model = job.model
+    problems = _tensor_problems(model, job.data, layout) + _batch_problems(job.training, layout)
     if layout.pp > model.num_hidden_layers:
         problems.append(f"num_hidden_layers={model.num_hidden_layers} is smaller than pp={layout.pp}")
     if layout.pp > 1 and model.tie_word_embeddings:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from elastic_train.config.job import DataConfig, Job, ModelConfig, ParallelConfig, TrainingConfig
+from elastic_train.config.job import Job, ParallelConfig, TrainingConfig
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 
@@ -25,36 +25,35 @@ class LayoutChoice:
     reasons: list[str] = field(default_factory=list)
 
 
-def choose_layout(
-    parallel: ParallelConfig, hosts: int, model: ModelConfig, training: TrainingConfig, data: DataConfig
-) -> LayoutChoice:
+def choose_layout(job: Job, hosts: int) -> LayoutChoice:
     """The best valid layout with at most ``hosts`` ranks; fixed axes are kept, ``auto`` axes are free.
 
     Order of preference: most hosts used, smaller tp, smaller pp, smaller dp_replicate (sharding saves memory and costs
     no more traffic at this size). Raises NoLayout.
     """
+    parallel = job.parallel
     smallest = smallest_layout(parallel)
-    problems = check_layout(model, training, data, smallest)
+    problems = check_layout(job, smallest)
     if problems:
         raise NoLayout(f"no number of hosts can run layout {smallest}: {'; '.join(problems)}")
     if smallest.world_size > hosts:
         fixed = " x ".join(f"parallel.{axis}={size}" for axis, size in _fixed(parallel).items() if size > 1)
         raise NoLayout(f"{_hosts(hosts)} cannot hold {fixed}: at least {smallest.world_size} hosts are needed")
     for world in range(hosts, 0, -1):
-        valid = [layout for layout in layouts_of(parallel, world) if not check_layout(model, training, data, layout)]
+        valid = [layout for layout in layouts_of(parallel, world) if not check_layout(job, layout)]
         if valid:
             best = min(valid, key=lambda layout: (layout.tp, layout.pp, layout.cp, layout.dp_replicate))
-            return LayoutChoice(best, world, hosts - world, _reasons(parallel, best, hosts, training))
+            return LayoutChoice(best, world, hosts - world, _reasons(parallel, best, hosts, job.training))
     raise NoLayout(f"{_hosts(hosts)} cannot run this job; {smallest.world_size} would do")
 
 
 def check_job(job: Job) -> list[str]:
     """Why the job cannot run with its fixed axes or on ``hosts.min`` hosts; empty when it can."""
-    problems = check_layout(job.model, job.training, job.data, smallest_layout(job.parallel))
+    problems = check_layout(job, smallest_layout(job.parallel))
     if problems:
         return [f"parallel: {problem}" for problem in problems]
     try:
-        choose_layout(job.parallel, job.hosts.min, job.model, job.training, job.data)
+        choose_layout(job, job.hosts.min)
     except NoLayout as error:
         return [f"hosts.min={job.hosts.min}: {error}"]
     return []

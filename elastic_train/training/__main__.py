@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 def _build(job: Job) -> Engine:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    choice = choose_layout(job.parallel, world, job.model, job.training, job.data)
+    choice = choose_layout(job, world)
     if choice.spares:
         raise NoLayout(f"layout {choice.layout} uses {choice.used_hosts} of the {world} ranks that torchrun started")
     dataset = TokenDataset.open(job.data.uri, job.data.sequence_length, job.storage)

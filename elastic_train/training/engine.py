@@ -21,16 +21,16 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import PADDING_LABEL, slots_of
 from elastic_train.model.initialize import fill_initial
-from elastic_train.parallel.data import local_part, mark_last_backward
+from elastic_train.parallel.batches import MicroBatches
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.parallelize import parallelize
 from elastic_train.parallel.pipeline import Pipeline
-from elastic_train.parallel.shard import LocalShard, local_box, replicas
+from elastic_train.parallel.shard import LocalShard, cuts_of, replicas
 from elastic_train.parallel.tensor import sum_replicated_gradients, tensor_dim
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
-from elastic_train.training.gradients import clip, local_gradients, squared_norm
+from elastic_train.training.gradients import clip, squared_norm
 from elastic_train.training.loss import TokenLoss
-from elastic_train.training.optimizer import LocalAdamW
+from elastic_train.training.optimizer import build_optimizer
 from elastic_train.training.schedule import learning_rate
 
 Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -43,6 +43,18 @@ class Batches(Protocol):
     def slot(self, step: int, index: int) -> Samples: ...
 
     def padding(self) -> Samples: ...
+
+    def documents(self, input_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepGradients:
+    """Loss of the global batch, L2 norm of its gradient, and this rank's shards of the gradient, not clipped."""
+
+    loss: float
+    norm: float
+    valid_tokens: int
+    shards: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ class Engine:
         Weights are uninitialised afterwards: call ``initialize`` or write into ``state``. Raises ValueError with all
         reasons if the layout cannot run the job.
         """
-        problems = check_layout(job.model, job.training, job.data, layout)
+        problems = check_layout(job, layout)
         if problems:
             raise ValueError(f"layout {layout} cannot run this job: " + "; ".join(problems))
         self.on_progress: Callable[[], None] = lambda: None
@@ -77,80 +89,96 @@ class Engine:
         self._batches = batches
         self._device = _device(job.hosts.device)
         self._mesh = ParallelMesh(layout, rank, self._device)
-        parallel = parallelize(config=job.model, mesh=self._mesh)
-        self._model = parallel.module
-        self._parameters: dict[str, nn.Parameter] = dict(self._model.named_parameters())
-        self._shards = {name: self._shard(name, shape) for name, shape in parallel.global_shapes.items()}
-        self._copies = {name: replicas(tensor_dim(name), layout) for name in self._parameters}
-        self._optimizer = LocalAdamW({name: shard.tensor for name, shard in self._shards.items()}, job.optimizer)
+        parallel = parallelize(job=job, mesh=self._mesh)
+        self._stages, self._data = parallel.stages, parallel.data
+        self._optimizer = build_optimizer({name: shard.tensor for name, shard in self._data.shards.items()}, job)
+        self._copies = {name: self._replicas(name) for name in self._data.shards}
         self._micro_batches = micro_batches_per_rank(job.training.slots, layout.data_ranks)
         self._loss = TokenLoss()
         self._pipeline = self._build_pipeline() if layout.pp > 1 else None
-        for block in self._model.blocks.values():
+        for _, block in self._stages.blocks():
             block.register_forward_pre_hook(self._beat_forward)
             block.register_forward_hook(self._beat_backward)
 
     def initialize(self) -> None:
         """Write the initial weights: a function of (seed, name, shape), whatever the layout. Moments become zero."""
         std = self._job.model.initializer_range
-        for name, shard in self._shards.items():
+        for name, shard in self._data.shards.items():
             fill_initial(shard.tensor, name, shard.global_shape, shard.offsets, self._job.seed, std)
-            self._optimizer.exp_avg[name].zero_()
-            self._optimizer.exp_avg_sq[name].zero_()
+        for tensors in self._optimizer.state.values():
+            for tensor in tensors.values():
+                tensor.zero_()
+        self.publish()
 
     def state(self) -> dict[str, LocalShard]:
-        """The live local parts of all tensors, complete from step 0 on.
+        """The live local parts of all tensors, complete from step 0 on. Call ``publish`` after writing into them.
 
-        Keys: ``param.``, ``exp_avg.`` or ``exp_avg_sq.`` + parameter name (HF names, global layer numbers).
+        Keys: ``param.`` or the optimizer's kind of state, such as ``exp_avg.``, + parameter name (HF names, global
+        layer numbers).
         """
-        state: dict[str, LocalShard] = {}
-        for name, shard in self._shards.items():
-            tensors = (shard.tensor, self._optimizer.exp_avg[name], self._optimizer.exp_avg_sq[name])
-            for kind, tensor in zip(("param", "exp_avg", "exp_avg_sq"), tensors, strict=True):
-                state[f"{kind}.{name}"] = LocalShard(tensor, shard.global_shape, shard.offsets)
+        shards = self._data.shards
+        state = {f"param.{name}": shard for name, shard in shards.items()}
+        for kind, tensors in self._optimizer.state.items():
+            for name, tensor in tensors.items():
+                state[f"{kind}.{name}"] = LocalShard(tensor, shards[name].global_shape, shards[name].offsets)
         return state
+
+    def publish(self) -> None:
+        """Make the weights that compute uses follow ``state``, after it was written. Every rank calls it."""
+        self._data.publish()
 
     def train_step(self, step: int) -> StepMetrics:
         """Run update number ``step`` (1-based) on its samples. A step that is not finite changes nothing, anywhere."""
-        input_ids, labels = self._load(step)
-        self._loss.valid_tokens = self._count_valid(labels)
-        self._model.zero_grad(set_to_none=True)
-        if self._pipeline is not None:
-            losses = self._pipeline.run(input_ids.flatten(0, 1), labels.flatten(0, 1))
-        else:
-            losses = self._run_micro_batches(input_ids, labels)
-        gradients = local_gradients(self._parameters)
+        return self.update(step, self.compute_gradients(step))
+
+    def compute_gradients(self, step: int) -> StepGradients:
+        """Loss and gradient of the samples of ``step`` at the weights as they are."""
+        batches = self._load(step)
+        self._loss.valid_tokens = self._count_valid(batches.labels_MBT)
+        self._data.start_step()
+        losses = self._pipeline.run(batches) if self._pipeline is not None else self._run_micro_batches(batches)
+        gradients = self._data.gradients()
         sum_replicated_gradients(gradients, self._mesh)
         loss, norm = self._reduce(losses, gradients)
-        optimizer = self._job.optimizer
-        rate = learning_rate(step, optimizer=optimizer, schedule=self._job.schedule, steps=self._job.training.steps)
-        # Loss and norm are sums over all ranks: every rank takes the same decision here.
-        if math.isfinite(loss) and math.isfinite(norm):
-            clip(gradients, norm, optimizer.clip_norm)
-            self._optimizer.step(gradients, step=step, lr=rate)
-        return StepMetrics(step, loss, norm, rate, self._loss.valid_tokens)
+        return StepGradients(loss, norm, self._loss.valid_tokens, gradients)
 
-    def _run_micro_batches(self, input_ids: Tensor, labels: Tensor) -> list[Tensor]:
+    def update(self, step: int, gradients: StepGradients) -> StepMetrics:
+        """Update number ``step`` with ``gradients``, which are clipped in place; none if they are not finite."""
+        optimizer, schedule = self._job.optimizer, self._job.schedule
+        rate = learning_rate(step, optimizer=optimizer, schedule=schedule, steps=self._job.training.steps)
+        # Loss and norm are sums over all ranks: every rank takes the same decision here.
+        if math.isfinite(gradients.loss) and math.isfinite(gradients.norm):
+            clip(gradients.shards, gradients.norm, optimizer.clip_norm)
+            self._optimizer.step(gradients.shards, step=step, lr=rate)
+            self.publish()
+        return StepMetrics(step, gradients.loss, gradients.norm, rate, gradients.valid_tokens)
+
+    def _run_micro_batches(self, batches: MicroBatches) -> list[Tensor]:
+        (model,) = self._stages.modules
         losses = []
-        for index in range(self._micro_batches):
-            mark_last_backward(self._model, index == self._micro_batches - 1)
-            loss = self._loss(self._model(input_ids[index]), labels[index])
+        for index in range(len(batches)):
+            self._data.before_backward(index == len(batches) - 1)
+            documents = None if batches.documents_MBS is None else batches.documents_MBS[index]
+            loss = self._loss(model(batches.input_ids_MBT[index], documents), batches.labels_MBT[index])
             torch.autograd.backward(loss)
             losses.append(loss.detach())
         return losses
 
-    def _load(self, step: int) -> tuple[Tensor, Tensor]:
-        """int64 [micro_batches, B, T] ids and labels of this data rank's slots; missing slots are padding."""
+    def _load(self, step: int) -> MicroBatches:
+        """This data rank's slots; missing slots are padding."""
         slots = slots_of(self._mesh.data_rank, self._mesh.layout.data_ranks, self._job.training.slots)
         samples = [self._batches.slot(step, slot) for slot in slots]
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))
-        ids, labels = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*samples, strict=True))
-        return ids.to(self._device), labels.to(self._device)
+        ids, labels = (np.stack(arrays) for arrays in zip(*samples, strict=True))
+        input_ids_MBT, labels_MBT = (torch.from_numpy(array).to(self._device) for array in (ids, labels))
+        documents_MBS = None
+        if self._job.data.document_mask:
+            documents_MBS = torch.from_numpy(self._batches.documents(ids)).to(self._device)
+        return MicroBatches(input_ids_MBT, labels_MBT, documents_MBS)
 
     def _count_valid(self, labels: Tensor) -> int:
         valid = (labels != PADDING_LABEL).sum()
-        if self._mesh.data_group is not None:
-            dist.all_reduce(valid, group=self._mesh.data_group)
+        dist.all_reduce(valid, group=self._mesh.batch_group)
         return int(valid.item())
 
     def _reduce(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[float, float]:
@@ -163,24 +191,14 @@ class Engine:
         loss, squared = sums.tolist()
         return loss, math.sqrt(squared)
 
-    def _shard(self, name: str, shape: tuple[int, ...]) -> LocalShard:
-        local = local_part(self._parameters[name].detach())
-        box = local_box(shape, tensor_dim(name), self._mesh.layout, self._mesh.place)
-        if tuple(local.shape) != box.sizes and (local.numel() or math.prod(box.sizes)):
-            raise RuntimeError(f"{name}: torch holds a part of shape {tuple(local.shape)}, its place says {box.sizes}")
-        if not local.is_contiguous():
-            raise RuntimeError(f"{name}: the local part is not contiguous (strides {local.stride()})")
-        return LocalShard(local, shape, box.offsets)
+    def _replicas(self, name: str) -> int:
+        sharded = self._data.shards_are_cut
+        return replicas(
+            cuts_of(tensor_dim(name), self._mesh.layout, self._mesh.place, sharded=sharded), self._mesh.layout
+        )
 
     def _build_pipeline(self) -> Pipeline:
-        return Pipeline(
-            self._model,
-            self._mesh,
-            micro_batch=self._job.training.micro_batch,
-            sequence_length=self._job.data.sequence_length,
-            micro_batches=self._micro_batches,
-            loss=self._loss,
-        )
+        return Pipeline(self._stages, self._job, self._mesh, micro_batches=self._micro_batches, loss=self._loss)
 
     def _beat_forward(self, block: nn.Module, arguments: Any) -> None:
         self.on_progress()

@@ -3,20 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-
-from elastic_train.parallel.data import local_part
-
-
-@torch.no_grad()
-def local_gradients(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """This rank's part of each gradient, by name."""
-    gradients: dict[str, Tensor] = {}
-    for name, parameter in parameters.items():
-        if parameter.grad is None:
-            raise RuntimeError(f"parameter {name} took no part in the step: it has no gradient")
-        gradients[name] = local_part(parameter.grad)
-    return gradients
+from torch import Tensor
 
 
 @torch.no_grad()

@@ -5,16 +5,32 @@ It sees plain tensors: the update is elementwise, and dispatching it over DTenso
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from elastic_train.config.job import OptimizerConfig
+from elastic_train.config.job import Job, OptimizerConfig
 
 
 def decays(name: str, dimensions: int) -> bool:
     """Weight decay applies to matrices except the embedding (and so not to a head tied to it)."""
     return dimensions > 1 and not name.endswith("embed_tokens.weight")
+
+
+class LocalOptimizer(Protocol):
+    """Updates the local parts of master weights, in place."""
+
+    state: dict[str, dict[str, Tensor]]
+    """Kind of state -> parameter name -> live float32 tensor of the shape of the local part."""
+
+    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None: ...
+
+
+def build_optimizer(parameters: dict[str, Tensor], job: Job) -> LocalOptimizer:
+    """The optimizer of the job over ``parameters``: live local float32 tensors, may be empty, by name."""
+    return LocalAdamW(parameters, job.optimizer)
 
 
 class LocalAdamW:
@@ -26,6 +42,7 @@ class LocalAdamW:
         self._parameters = parameters
         self.exp_avg = {name: torch.zeros_like(local) for name, local in parameters.items()}
         self.exp_avg_sq = {name: torch.zeros_like(local) for name, local in parameters.items()}
+        self.state = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
         filled = [name for name, local in parameters.items() if local.numel()]
         self._groups = {
             config.weight_decay: [name for name in filled if decays(name, parameters[name].dim())],

@@ -70,8 +70,11 @@ UNKNOWN_KEYS = [
     ("optimizer.schedule=3", "optimizer.schedule: belongs at the top level: schedule"),
     ("training.global-batch=3", "training.global-batch: unknown key; did you mean training.global_batch?"),
     ("lerning_rate=1", "lerning_rate: unknown key; did you mean optimizer.learning_rate?"),
-    ("parallel.zz=3", "parallel.zz: unknown key; accepted under parallel: pp, dp_replicate, dp_shard, cp, tp"),
-    ("zzz=3", "zzz: unknown key; accepted at the top level: name, seed, model"),
+    (
+        "parallel.zz=3",
+        "parallel.zz: unknown key; accepted under parallel: data, pp, dp_replicate, dp_shard, cp, tp, pipeline",
+    ),
+    ("zzz=3", "zzz: unknown key; accepted at the top level: name, seed, init_from, model"),
     ("parallel.tensor_parallel_size=2", "use parallel.tp"),
     ("batch_size=2", "use training.global_batch"),
 ]
@@ -92,7 +95,6 @@ WRONG_VALUES = [
     ("checkpoint.keep_last=0", "checkpoint.keep_last=0: must be an integer of at least 1"),
     ("parallel.tp=0", "parallel.tp=0: must be an integer of at least 1 or 'auto'"),
     ("parallel.pp=all", "parallel.pp=all: must be an integer of at least 1 or 'auto'"),
-    ("parallel.cp=2", "parallel.cp=2: must be 1"),
     ("hosts.device=gpu", "hosts.device=gpu: must be 'cpu' or 'cuda'"),
     ("log.samples=yes", "log.samples=yes: must be true or false"),
     ("log.samples=1", "log.samples=1: must be true or false"),

@@ -25,6 +25,8 @@ class Counting:
     def __len__(self) -> int:
         return self._count
 
+    eos_id = 0
+
     def sample(self, index: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         return np.arange(index, index + 5, dtype=np.int64)
 

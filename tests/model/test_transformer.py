@@ -34,7 +34,7 @@ VARIANTS = {
 
 
 def reference(config: ModelConfig) -> LlamaForCausalLM:
-    fields = config.model_dump(exclude={"rope_theta", "rope_scaling"})
+    fields = config.model_dump(exclude={"rope_theta", "rope_scaling", "qkv_bias"})
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.rope_scaling:
         rope |= config.rope_scaling.model_dump()

@@ -33,5 +33,5 @@ def exchange(rank: int, operation: str, inputs: list[Array], weights: list[Array
 def mesh_of(rank: int, layout: Layout) -> tuple[list[int], list[int], list[int]]:
     """Members of the pipeline, tensor and data group of this rank."""
     mesh = ParallelMesh(layout, rank, torch.device("cpu"))
-    data = [rank] if mesh.data_group is None else dist.get_process_group_ranks(mesh.data_group)
+    data = dist.get_process_group_ranks(mesh.batch_group)
     return dist.get_process_group_ranks(mesh.pipeline_group), dist.get_process_group_ranks(mesh.tensor_group), data

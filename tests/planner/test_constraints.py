@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.config.job import DataConfig, ModelConfig, TrainingConfig
+from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 
@@ -18,8 +18,13 @@ def problems(layout: Layout, *, slots: int = 8, sequence: int = 32, **model: Any
         "intermediate_size": 128,
         "vocab_size": 1003,
     }
-    training = TrainingConfig(steps=1, global_batch=2 * slots, micro_batch=2)
-    return check_layout(ModelConfig(**shape | model), training, DataConfig(uri="x", sequence_length=sequence), layout)
+    job = Job(
+        name="x",
+        model=ModelConfig(**shape | model),
+        training=TrainingConfig(steps=1, global_batch=2 * slots, micro_batch=2),
+        data=DataConfig(uri="x", sequence_length=sequence),
+    )
+    return check_layout(job, layout)
 
 
 def test_all_violations_are_listed_with_both_numbers() -> None:

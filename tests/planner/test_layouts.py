@@ -16,7 +16,7 @@ def job_of(*overrides: str) -> Job:
 
 def choose(hosts: int, *overrides: str) -> LayoutChoice:
     job = job_of(*overrides)
-    return choose_layout(job.parallel, hosts, job.model, job.training, job.data)
+    return choose_layout(job, hosts)
 
 
 CHOICES = [
@@ -50,7 +50,7 @@ def test_smaller_tp_comes_before_smaller_pp() -> None:
     alternatives = [
         layout
         for layout in layouts_of(job_of("parallel.tp=auto", "parallel.pp=auto").parallel, 16)
-        if not check_layout(job_of().model, job_of().training, job_of().data, layout)
+        if not check_layout(job_of(), layout)
     ]
     assert choice.layout in alternatives
     assert choice.layout.tp == min(layout.tp for layout in alternatives)

@@ -48,6 +48,12 @@ class SyntheticBatches:
         shape = (self._job.training.micro_batch, self._job.data.sequence_length)
         return np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
 
+    def documents(self, input_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """A document ends at each token 0, as often as the skew of the tokens makes it."""
+        ends = np.zeros_like(input_ids)
+        ends[..., 1:] = input_ids[..., :-1] == 0
+        return ends.cumsum(axis=-1)
+
     def _row(self, step: int, row: int) -> Samples:
         random = np.random.default_rng((step, row))
         # Skewed towards small ids: there is something to learn, so the loss moves.
