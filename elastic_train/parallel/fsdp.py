@@ -34,8 +34,8 @@ class FullySharded:
         self.shards = {name: _local_shard(name, stages, self._parameters[name], mesh) for name in self._parameters}
 
     def start_step(self) -> None:
-        for root in self._roots:
-            root.zero_grad(set_to_none=True)
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def before_backward(self, last: bool) -> None:
         for root in self._roots:
