@@ -117,3 +117,49 @@ def late_imports(rank: int, job: Job, layout: Layout) -> list[str]:
     engine.initialize()
     engine.train_step(1)
     return sorted(set(sys.modules) - known)
+
+
+@dataclass
+class GradientRun:
+    """The first steps of a run: metrics of rank 0, whole initial weights and whole gradients before clipping."""
+
+    metrics: list[StepMetrics]
+    initial: dict[str, Array]
+    gradients: list[dict[str, Array]]
+
+    @property
+    def losses(self) -> list[float]:
+        return [metrics.loss for metrics in self.metrics]
+
+    @property
+    def norms(self) -> list[float]:
+        return [metrics.grad_norm for metrics in self.metrics]
+
+
+def gradient_run(job: Job, layout: Layout, steps: int, **synthetic: Any) -> GradientRun:
+    """Train ``steps`` steps from the initial weights and keep what the parity suite compares."""
+    results = run_ranks(compute_gradients, layout.world_size, job, layout, steps, synthetic)
+    assert all(repr(metrics) == repr(results[0][0]) for metrics, _, _ in results), "ranks report different metrics"
+    initial = assemble([result[1] for result in results])
+    gradients = [assemble([result[2][step] for result in results]) for step in range(steps)]
+    return GradientRun(results[0][0], initial, gradients)
+
+
+def compute_gradients(
+    rank: int, job: Job, layout: Layout, steps: int, synthetic: dict[str, Any]
+) -> tuple[list[StepMetrics], dict[str, Piece], list[dict[str, Piece]]]:
+    engine = Engine(job, layout, rank, SyntheticBatches(job, **synthetic))
+    engine.initialize()
+    shards = {key.removeprefix("param."): s for key, s in engine.state().items() if key.startswith("param.")}
+    initial = {name: (s.global_shape, s.offsets, s.tensor.numpy().copy()) for name, s in shards.items()}
+    metrics, gradients = [], []
+    for step in range(1, steps + 1):
+        computed = engine.compute_gradients(step)
+        gradients.append(
+            {
+                name: (shards[name].global_shape, shards[name].offsets, gradient.float().numpy().copy())
+                for name, gradient in computed.shards.items()
+            }
+        )
+        metrics.append(engine.update(step, computed))
+    return metrics, initial, gradients
