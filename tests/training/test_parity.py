@@ -113,7 +113,11 @@ COMBINED: list[tuple[str, dict[str, Any], Layout]] = [
     ("accumulated", {"data": "zero3"}, Layout(pp=2, dp_shard=2, tp=2)),
     ("accumulated", {"data": "zero2", "context": "gather"}, Layout(dp_shard=2, cp=2, tp=2)),
     ("accumulated", {"training": {"recompute": "full"}}, Layout(pp=2, dp_shard=2, cp=2)),
-    ("packed", {"training": {"recompute": "full"}, "data": "zero3", "reshard_after_forward": True}, Layout(dp_shard=4, tp=2)),
+    (
+        "packed",
+        {"training": {"recompute": "full"}, "data": "zero3", "reshard_after_forward": True},
+        Layout(dp_shard=4, tp=2),
+    ),
     ("odd", {"training": {"recompute": "selective"}, "data": "zero2"}, Layout(pp=2, dp_shard=2)),
     ("deep", {"training": {"recompute": "full"}, "pipeline": "interleaved_1f1b"}, Layout(pp=2, dp_shard=2, tp=2)),
 ]
