@@ -88,7 +88,7 @@ def pieces(engine: Engine) -> dict[str, Piece]:
 
 
 def gradient_pieces(engine: Engine, gradients: StepGradients) -> dict[str, Piece]:
-    """Copies of all local gradients by parameter name, in float32. Take them before ``update``, which clips in place."""
+    """Copies of all local gradients by parameter name, in float32. To be taken before ``update``, which clips."""
     state = engine.state()
     pieces: dict[str, Piece] = {}
     for name, gradient in gradients.shards.items():
