@@ -45,6 +45,6 @@ class DataParallel(Protocol):
 def apply_data_parallel(stages: Stages, job: Job, mesh: ParallelMesh) -> DataParallel:
     """Allocate the parameters of ``stages`` on ``mesh.device``, uninitialised, the way ``parallel.data`` says."""
     alone = mesh.layout.dp_replicate * mesh.layout.shards == 1
-    if job.parallel.data in ("zero3", "hsdp") and not alone:
+    if job.parallel.data in ("zero3", "hsdp") and (not alone or job.parallel.offload):
         return FullySharded(stages, job, mesh)
     return Replicated(stages, job, mesh)

@@ -11,7 +11,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from elastic_train.config.job import Job
@@ -59,21 +59,39 @@ class FullySharded:
 
 
 def _shard(module: Transformer, job: Job, mesh: ParallelMesh) -> FSDPModule:
-    policy = MixedPrecisionPolicy(
+    parallel = job.parallel
+    # Inputs are not cast: token ids, and activations that have the precision of compute already.
+    precision = MixedPrecisionPolicy(
         param_dtype=compute_dtype(job.training), reduce_dtype=reduce_dtype(job.training), cast_forward_inputs=False
     )
+    offload = CPUOffloadPolicy() if parallel.offload else OffloadPolicy()
+    units: list[FSDPModule] = []
     for part in (*module.blocks.values(), module):
+        # What is outside the blocks is needed at both ends of the forward pass and first in the backward pass.
+        release = parallel.reshard_after_forward and part is not module
         unit = fully_shard(
-            part, mesh=mesh.fsdp, reshard_after_forward=job.parallel.reshard_after_forward, mp_policy=policy
+            part, mesh=mesh.fsdp, reshard_after_forward=release, mp_policy=precision, offload_policy=offload
         )
         # Both settings reach one unit only, unlike most of FSDPModule's.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+        units.append(unit)
+    *blocks, root = units
+    _prefetch(root, blocks, parallel.prefetch)
     # Memory is allocated last, so that no rank ever holds more than its own part.
-    module.to_empty(device=mesh.device)
+    module.to_empty(device=torch.device("cpu") if parallel.offload else mesh.device)
     module.tie()
-    assert isinstance(module, FSDPModule)
-    return module
+    return root
+
+
+def _prefetch(root: FSDPModule, blocks: list[FSDPModule], depth: int) -> None:
+    """Every unit asks for the weights of the ``depth`` blocks that come after it, in either direction."""
+    for index, unit in enumerate([root, *blocks]):
+        unit.set_modules_to_forward_prefetch(blocks[index : index + depth])
+    for index, unit in enumerate([root, *reversed(blocks)]):
+        following = list(reversed(blocks))[index : index + depth]
+        # Left without a list torch prefetches one unit; a list of the unit itself, which is there, prefetches none.
+        unit.set_modules_to_backward_prefetch(following or [unit])
 
 
 def _local_shard(name: str, stages: Stages, parameter: nn.Parameter, mesh: ParallelMesh) -> LocalShard:

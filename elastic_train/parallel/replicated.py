@@ -1,46 +1,100 @@
-"""``ddp``, ``zero1`` and ``zero2``: every rank holds all weights of its stage."""
+"""``ddp``, ``zero1`` and ``zero2``: every rank holds all weights of its stage, in the precision of compute.
+
+What is shared out: nothing (``ddp``), master weights and moments (``zero1``), gradients too (``zero2``). The parts are
+those of FSDP2, so that snapshots and checkpoints are the same for all strategies.
+"""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from elastic_train.config.job import Job
+from elastic_train.parallel.buckets import Bucket, Cut, Member, Scattering, ShardedBucket, WholeBucket, gather_weights
 from elastic_train.parallel.mesh import ParallelMesh
+from elastic_train.parallel.precision import compute_dtype, reduce_dtype
 from elastic_train.parallel.shard import LocalShard, cuts_of, local_box
 from elastic_train.parallel.stages import Stages
 from elastic_train.parallel.tensor import tensor_dim
+from elastic_train.planner.constraints import micro_batches_per_rank
 
 
 class Replicated:
-    """One rank, float32."""
+    """Also what ``zero3`` and ``hsdp`` become on a rank without data peers.
+
+    In float32 the master weights are the weights (a view of this rank's part, where they are cut). In a narrower
+    precision they are a float32 copy, from which ``publish`` writes the weights.
+    """
 
     def __init__(self, stages: Stages, job: Job, mesh: ParallelMesh) -> None:
+        self._dtype = compute_dtype(job.training)
         for module in stages.modules:
-            module.to_empty(device=mesh.device)
+            module.to(self._dtype).to_empty(device=mesh.device)
             module.tie()
-        self.shards_are_cut = False
-        self._parameters = dict(stages.named_parameters())
+        self.shards_are_cut = job.parallel.data in ("zero1", "zero2") and mesh.layout.shards > 1
+        self._groups = list(_bucket_members(stages, micro_batches_per_rank(job.training.slots, mesh.layout.data_ranks)))
+        self._cuts = [Cut(members, mesh.shard_group) if self.shards_are_cut else None for members in self._groups]
+        self._buckets = _buckets(self._groups, self._cuts, job, mesh)
         self.shards: dict[str, LocalShard] = {}
-        for name, parameter in self._parameters.items():
-            box = local_box(stages.shapes[name], cuts_of(tensor_dim(name), mesh.layout, mesh.place, sharded=False))
-            self.shards[name] = LocalShard(parameter.detach(), stages.shapes[name], box.offsets)
+        for members, cut in zip(self._groups, self._cuts, strict=True):
+            for member in members:
+                whole = member.parameter.detach()
+                part = whole if cut is None else cut.own(member, whole)
+                if self._dtype != torch.float32:
+                    part = torch.empty_like(part, dtype=torch.float32)
+                box = cuts_of(tensor_dim(member.name), mesh.layout, mesh.place, sharded=self.shards_are_cut)
+                shape = stages.shapes[member.name]
+                self.shards[member.name] = LocalShard(part, shape, local_box(shape, box).offsets)
 
     def start_step(self) -> None:
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        for bucket in self._buckets:
+            bucket.start()
 
     def before_backward(self, last: bool) -> None:
-        """Nothing to do."""
+        """Nothing to do: buckets count the gradients that arrive."""
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {name: gradient for bucket in self._buckets for name, gradient in bucket.finish().items()}
 
     @torch.no_grad()
-    def gradients(self) -> dict[str, Tensor]:
-        gradients: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            if parameter.grad is None:
-                raise RuntimeError(f"parameter {name} took no part in the step: it has no gradient")
-            gradients[name] = parameter.grad
-        return gradients
-
     def publish(self) -> None:
-        """Nothing to do: compute uses the master weights themselves."""
+        """Cast the master weights to the precision of compute, and gather them where they are cut."""
+        gathered = []
+        for members, cut in zip(self._groups, self._cuts, strict=True):
+            masters = [self.shards[member.name].tensor for member in members]
+            weights = [member.parameter.detach() for member in members]
+            if cut is not None:
+                gathered.append((cut, masters, weights))
+            elif self._dtype != torch.float32:
+                torch._foreach_copy_(weights, masters)
+        gather_weights(gathered, self._dtype)
+
+
+def _bucket_members(stages: Stages, micro_batches: int) -> Iterator[list[Member]]:
+    """One bucket per block in the order of the backward pass, then one of everything else."""
+    uses = Counter(id(parameter) for module in stages.modules for parameter in module.parameters())
+    members = {
+        id(parameter): Member(name, parameter, uses[id(parameter)] * micro_batches)
+        for name, parameter in stages.named_parameters()
+    }
+    for _, block in reversed(list(stages.blocks())):
+        yield [members.pop(id(parameter)) for parameter in block.parameters()]
+    if members:
+        yield list(members.values())
+
+
+def _buckets(groups: list[list[Member]], cuts: list[Cut | None], job: Job, mesh: ParallelMesh) -> list[Bucket]:
+    dtype, layout = reduce_dtype(job.training), mesh.layout
+    alone = layout.dp_replicate * layout.shards == 1
+    under = Scattering()
+    buckets: list[Bucket] = []
+    for members, cut in zip(groups, cuts, strict=True):
+        if job.parallel.data == "zero2" and cut is not None:
+            replicas = mesh.replicate_group if layout.dp_replicate > 1 else None
+            buckets.append(ShardedBucket(members, dtype, cut, replicas, under))
+        else:
+            buckets.append(WholeBucket(members, dtype, None if alone else mesh.batch_group, cut))
+    return buckets

@@ -28,7 +28,7 @@ from elastic_train.parallel.pipeline import Pipeline
 from elastic_train.parallel.shard import LocalShard, cuts_of, replicas
 from elastic_train.parallel.tensor import sum_replicated_gradients, tensor_dim
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
-from elastic_train.training.gradients import clip, squared_norm
+from elastic_train.training.gradients import clip, float32_groups, squared_norm
 from elastic_train.training.loss import TokenLoss
 from elastic_train.training.optimizer import build_optimizer
 from elastic_train.training.schedule import learning_rate
@@ -143,13 +143,14 @@ class Engine:
         return StepGradients(loss, norm, self._loss.valid_tokens, gradients)
 
     def update(self, step: int, gradients: StepGradients) -> StepMetrics:
-        """Update number ``step`` with ``gradients``, which are clipped in place; none if they are not finite."""
+        """Update number ``step`` with ``gradients``, which clipping may overwrite; none if they are not finite."""
         optimizer, schedule = self._job.optimizer, self._job.schedule
         rate = learning_rate(step, optimizer=optimizer, schedule=schedule, steps=self._job.training.steps)
         # Loss and norm are sums over all ranks: every rank takes the same decision here.
         if math.isfinite(gradients.loss) and math.isfinite(gradients.norm):
-            clip(gradients.shards, gradients.norm, optimizer.clip_norm)
-            self._optimizer.step(gradients.shards, step=step, lr=rate)
+            for group in float32_groups(gradients.shards):
+                clip(group, gradients.norm, optimizer.clip_norm)
+                self._optimizer.step(group, step=step, lr=rate)
             self.publish()
         return StepMetrics(step, gradients.loss, gradients.norm, rate, gradients.valid_tokens)
 

@@ -25,7 +25,8 @@ class LocalOptimizer(Protocol):
     state: dict[str, dict[str, Tensor]]
     """Kind of state -> parameter name -> live float32 tensor of the shape of the local part."""
 
-    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None: ...
+    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
+        """Update number ``step`` (1-based) of the parameters that ``gradients`` (float32, by name) names."""
 
 
 def build_optimizer(parameters: dict[str, Tensor], job: Job) -> LocalOptimizer:
@@ -53,9 +54,10 @@ class LocalAdamW:
 
     @torch.no_grad()
     def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
-        """Update number ``step`` (1-based), in place. ``gradients``: local, float32, by name."""
+        """Update number ``step`` (1-based), in place, of what ``gradients`` names: local, float32."""
         beta1, beta2 = self._config.betas
-        for weight_decay, names in self._groups.items():
+        for weight_decay, group in self._groups.items():
+            names = [name for name in group if name in gradients]
             if not names:
                 continue
             adamw(

@@ -13,7 +13,7 @@ import torch
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.training.engine import Engine, StepMetrics
+from elastic_train.training.engine import Engine, StepGradients, StepMetrics
 from tests.ranks import run_ranks
 from tests.training.synthetic import SyntheticBatches
 
@@ -24,11 +24,15 @@ Piece = tuple[tuple[int, ...], tuple[int, ...], Array]
 
 @dataclass
 class Run:
-    """A training run seen from outside: metrics of rank 0 and whole tensors."""
+    """A training run seen from outside: metrics of rank 0 and whole tensors.
+
+    ``gradients``: of every step, by parameter name, gathered, before clipping.
+    """
 
     metrics: list[StepMetrics]
     before: dict[str, Array]
     after: dict[str, Array]
+    gradients: list[dict[str, Array]]
 
     @property
     def losses(self) -> list[float]:
@@ -44,29 +48,35 @@ def run(
 ) -> Run:
     """Train steps ``first`` .. ``steps`` on ``layout``, from ``state`` or from the initial weights."""
     results = run_ranks(train, layout.world_size, job, layout, range(first, steps + 1), state, synthetic)
-    assert all(repr(metrics) == repr(results[0][0]) for metrics, _, _ in results), "ranks report different metrics"
+    assert all(repr(result[0]) == repr(results[0][0]) for result in results), "ranks report different metrics"
     before, after = (assemble([result[index] for result in results]) for index in (1, 2))
-    return Run(results[0][0], before, after)
+    gradients = [assemble(list(ranks)) for ranks in zip(*(result[3] for result in results), strict=True)]
+    return Run(results[0][0], before, after, gradients)
 
 
 def train(
     rank: int, job: Job, layout: Layout, steps: range, state: dict[str, Array] | None, synthetic: dict[str, Any]
-) -> tuple[list[StepMetrics], dict[str, Piece], dict[str, Piece]]:
+) -> tuple[list[StepMetrics], dict[str, Piece], dict[str, Piece], list[dict[str, Piece]]]:
     engine = Engine(job, layout, rank, SyntheticBatches(job, **synthetic))
     if state is None:
         engine.initialize()
     else:
         write(engine, state)
     before = pieces(engine)
-    metrics = [engine.train_step(step) for step in steps]
-    return metrics, before, pieces(engine)
+    metrics, gradients = [], []
+    for step in steps:
+        computed = engine.compute_gradients(step)
+        gradients.append(gradient_pieces(engine, computed))
+        metrics.append(engine.update(step, computed))
+    return metrics, before, pieces(engine), gradients
 
 
 def write(engine: Engine, state: dict[str, Array]) -> None:
-    """Copy this rank's boxes of whole tensors into the engine, as a restore does."""
+    """Copy this rank's boxes of whole tensors into the engine, as a restore does, and let compute follow."""
     for key, shard in engine.state().items():
         region = tuple(slice(o, o + s) for o, s in zip(shard.offsets, shard.tensor.shape, strict=True))
         shard.tensor.copy_(torch.from_numpy(state[key][region]))
+    engine.publish()
 
 
 def pieces(engine: Engine) -> dict[str, Piece]:
@@ -75,6 +85,17 @@ def pieces(engine: Engine) -> dict[str, Piece]:
         key: (shard.global_shape, shard.offsets, shard.tensor.cpu().numpy().copy())
         for key, shard in engine.state().items()
     }
+
+
+def gradient_pieces(engine: Engine, gradients: StepGradients) -> dict[str, Piece]:
+    """Copies of all local gradients by parameter name, in float32. To be taken before ``update``, which clips."""
+    state = engine.state()
+    pieces: dict[str, Piece] = {}
+    for name, gradient in gradients.shards.items():
+        shard = state[f"param.{name}"]
+        assert gradient.shape == shard.tensor.shape, f"{name}: gradient {gradient.shape}, shard {shard.tensor.shape}"
+        pieces[name] = (shard.global_shape, shard.offsets, gradient.detach().float().cpu().numpy().copy())
+    return pieces
 
 
 def assemble(ranks: list[dict[str, Piece]]) -> dict[str, Array]:
