@@ -247,6 +247,8 @@ class ParallelConfig(Section):
             for name in ("reshard_after_forward", "offload"):
                 if getattr(self, name):
                     raise ValueError(f"{name}=true needs data=zero3 or hsdp, not {self.data}")
+            if self.prefetch > 1:
+                raise ValueError(f"prefetch={self.prefetch} needs data=zero3 or hsdp, not {self.data}")
         return self
 
     @property

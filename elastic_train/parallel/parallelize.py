@@ -9,6 +9,7 @@ from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.data import DataParallel, apply_data_parallel
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.pipeline import stage_layers
+from elastic_train.parallel.precision import apply_precision
 from elastic_train.parallel.stages import Stages, stages_of
 from elastic_train.parallel.tensor import apply_tensor_parallel
 
@@ -33,6 +34,7 @@ def parallelize(*, job: Job, mesh: ParallelMesh) -> ParallelModel:
     model.sequence_length = job.data.sequence_length
     stages = stages_of([model])
     for stage in stages.modules:
+        apply_precision(stage, job.training, mesh.device)
         # Tensor parallelism first: sharding then cuts what each tensor rank is left with, and gathers only that.
         if layout.tp > 1:
             apply_tensor_parallel(stage, mesh)

@@ -83,7 +83,7 @@ def sum_replicated_gradients(gradients: dict[str, Tensor], mesh: ParallelMesh) -
     if mesh.layout.tp == 1 or not replicated:
         return
     # One collective for all of them; they are a few vectors per layer.
-    flat = torch.cat([gradient.flatten() for gradient in replicated])
+    flat = torch.cat([gradient.flatten() for gradient in replicated]).to(mesh.device)  # offloaded ones are elsewhere
     dist.all_reduce(flat, group=mesh.tensor_group)
     parts = torch.split(flat, [gradient.numel() for gradient in replicated])
     torch._foreach_copy_(replicated, [part.view_as(gradient) for part, gradient in zip(parts, replicated, strict=True)])

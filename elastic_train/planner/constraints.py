@@ -13,6 +13,7 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
     """
     model = job.model
     problems = _tensor_problems(model, job.data, layout) + _batch_problems(job.training, layout)
+    problems += _data_problems(job, layout) + _float8_problems(job, layout)
     if layout.pp > model.num_hidden_layers:
         problems.append(f"num_hidden_layers={model.num_hidden_layers} is smaller than pp={layout.pp}")
     if layout.pp > 1 and model.tie_word_embeddings:
@@ -31,6 +32,31 @@ def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> li
     }
     return [
         f"{name}={value} is not divisible by tp={layout.tp}" for name, value in divided.items() if value % layout.tp
+    ]
+
+
+def _data_problems(job: Job, layout: Layout) -> list[str]:
+    if job.parallel.data == "ddp" and layout.dp_shard > 1:
+        return [f"dp_shard={layout.dp_shard} must be 1 with data=ddp, which shards nothing; use dp_replicate"]
+    return []
+
+
+def _float8_problems(job: Job, layout: Layout) -> list[str]:
+    """Every dim of a product in fp8 is a multiple of 16: inputs, outputs, and tokens (in the weight's gradient)."""
+    if job.training.precision != "fp8":
+        return []
+    model, tp = job.model, layout.tp
+    sizes = {
+        "hidden_size": (model.hidden_size, 1),
+        "num_attention_heads x head_dim": (model.num_attention_heads * model.head_size, tp),
+        "num_key_value_heads x head_dim": (model.num_key_value_heads * model.head_size, tp),
+        "intermediate_size": (model.intermediate_size, tp),
+        "micro_batch x sequence_length": (job.training.micro_batch * job.data.sequence_length, layout.cp),
+    }
+    return [
+        f"{name}={size}{f' over {parts} ranks' if parts > 1 else ''} is not a multiple of 16, as precision=fp8 needs"
+        for name, (size, parts) in sizes.items()
+        if size % (16 * parts)
     ]
 
 

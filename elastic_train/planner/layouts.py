@@ -29,7 +29,7 @@ def choose_layout(job: Job, hosts: int) -> LayoutChoice:
     """The best valid layout with at most ``hosts`` ranks; fixed axes are kept, ``auto`` axes are free.
 
     Order of preference: most hosts used, smaller tp, smaller pp, smaller dp_replicate (sharding saves memory and costs
-    no more traffic at this size). Raises NoLayout.
+    no more traffic at this size); but ``hsdp`` both replicates and shards, where the hosts allow it. Raises NoLayout.
     """
     parallel = job.parallel
     smallest = smallest_layout(parallel)
@@ -42,9 +42,14 @@ def choose_layout(job: Job, hosts: int) -> LayoutChoice:
     for world in range(hosts, 0, -1):
         valid = [layout for layout in layouts_of(parallel, world) if not check_layout(job, layout)]
         if valid:
-            best = min(valid, key=lambda layout: (layout.tp, layout.pp, layout.cp, layout.dp_replicate))
+            best = min(valid, key=lambda layout: _preference(parallel, layout))
             return LayoutChoice(best, world, hosts - world, _reasons(parallel, best, hosts, job.training))
     raise NoLayout(f"{_hosts(hosts)} cannot run this job; {smallest.world_size} would do")
+
+
+def _preference(parallel: ParallelConfig, layout: Layout) -> tuple[int, ...]:
+    one_sided = parallel.data == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard)
+    return (layout.tp, layout.pp, layout.cp, one_sided, layout.dp_replicate)
 
 
 def check_job(job: Job) -> list[str]:
