@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable
+
 from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
+from elastic_train.planner.stage_split import total_stages
 
 
 def check_layout(job: Job, layout: Layout) -> list[str]:
@@ -11,12 +16,9 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
 
     ``vocab_size`` is free: embedding and head are cut unevenly when ``tp`` does not divide it.
     """
-    model = job.model
-    problems = _tensor_problems(model, job.data, layout) + _batch_problems(job.training, layout)
-    if layout.pp > model.num_hidden_layers:
-        problems.append(f"num_hidden_layers={model.num_hidden_layers} is smaller than pp={layout.pp}")
-    if layout.pp > 1 and model.tie_word_embeddings:
-        problems.append(f"tie_word_embeddings=true is not available with pp={layout.pp}; use pp=1")
+    problems = _tensor_problems(job.model, job.data, layout) + _batch_problems(job.training, layout)
+    if layout.pp > 1:
+        problems += _schedule_problems(job, layout) + _stage_problems(job, layout)
     if layout.cp > 1:
         problems.append(f"cp={layout.cp} is not available; use cp=1")
     return problems
@@ -29,25 +31,78 @@ def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> li
         "intermediate_size": model.intermediate_size,
         "sequence_length": data.sequence_length,
     }
+    largest = math.gcd(*divided.values())
     return [
-        f"{name}={value} is not divisible by tp={layout.tp}" for name, value in divided.items() if value % layout.tp
+        f"{name}={value} is not divisible by tp={layout.tp} (largest tp of this model: {largest})"
+        for name, value in divided.items()
+        if value % layout.tp
     ]
 
 
 def _batch_problems(training: TrainingConfig, layout: Layout) -> list[str]:
     slots, ranks = training.slots, layout.data_ranks
-    if ranks > slots:
+    if ranks <= slots:
+        return []
+    return [
+        f"{ranks} data ranks (dp_replicate={layout.dp_replicate} x dp_shard={layout.dp_shard}) exceed the "
+        f"{slots} slots of global_batch={training.global_batch} / micro_batch={training.micro_batch}"
+    ]
+
+
+def _schedule_problems(job: Job, layout: Layout) -> list[str]:
+    """Numbers of micro-batches that the schedule cannot order."""
+    slots, ranks, name = job.training.slots, layout.data_ranks, job.parallel.pipeline
+    if ranks > slots or name == "gpipe":
+        return []
+    count = micro_batches_per_rank(slots, ranks)
+    told = f"{count} micro-batches per data rank ({slots} slots over {ranks})"
+    if count < layout.pp:
+        return [f"{told} are fewer than pp={layout.pp}; pipeline={name} needs at least one per stage, gpipe does not"]
+    if name in ("interleaved_1f1b", "zero_bubble") and not _fills_rounds(count, layout.pp):
+        near = _nearest(count, lambda other: other >= layout.pp and _fills_rounds(other, layout.pp))
         return [
-            f"{ranks} data ranks (dp_replicate={layout.dp_replicate} x dp_shard={layout.dp_shard}) exceed the "
-            f"{slots} slots of global_batch={training.global_batch} / micro_batch={training.micro_batch}"
-        ]
-    micro_batches = micro_batches_per_rank(slots, ranks)
-    if micro_batches < layout.pp:
-        return [
-            f"{micro_batches} micro-batches per data rank ({slots} slots over {ranks}) are fewer than pp={layout.pp}; "
-            "the 1F1B schedule needs at least one per stage"
+            f"{told} are not a multiple of {count // layout.pp}, the rounds of pipeline={name} with pp={layout.pp} "
+            f"({count} // {layout.pp}); nearest that work: {near}"
         ]
     return []
+
+
+def _fills_rounds(micro_batches: int, pp: int) -> bool:
+    """torch's interleaved schedules run ``micro_batches // pp`` rounds of equally many micro-batches."""
+    return micro_batches % (micro_batches // pp) == 0
+
+
+def _nearest(value: int, works: Callable[[int], bool]) -> str:
+    """The largest number below and the smallest above ``value`` that work, e.g. ``10, 12``; multiples of pp do."""
+    below = next((number for number in range(value - 1, 0, -1) if works(number)), None)
+    above = next(number for number in itertools.count(value + 1) if works(number))
+    return f"{above}" if below is None else f"{below}, {above}"
+
+
+def _stage_problems(job: Job, layout: Layout) -> list[str]:
+    """What a pipeline's stages cannot be made of."""
+    model, parallel = job.model, job.parallel
+    stages, name = total_stages(parallel, layout.pp), parallel.pipeline
+    problems = []
+    if stages > model.num_hidden_layers:
+        each = f" x {parallel.stages_per_rank} stages per rank of {name} = {stages}" if stages > layout.pp else ""
+        problems.append(f"num_hidden_layers={model.num_hidden_layers} is smaller than pp={layout.pp}{each}")
+    if model.tie_word_embeddings and name == "zbv":
+        problems.append(
+            f"tie_word_embeddings=true is not available with pipeline=zbv and pp={layout.pp}: the first and the last "
+            "stage share a rank, as two modules that cannot share a weight; use zero_bubble"
+        )
+    if parallel.splits_backward and parallel.reshard_after_forward:
+        problems.append(
+            f"reshard_after_forward=true is not available with pipeline={name} and pp={layout.pp}: torch finds the "
+            "weights of a stage for the second half of its backward pass only while they are gathered"
+        )
+    if parallel.splits_backward and job.training.compile:
+        problems.append(
+            f"compile=true is not available with pipeline={name} and pp={layout.pp}: torch does not split "
+            "the backward pass of compiled blocks"
+        )
+    return problems
 
 
 def micro_batches_per_rank(slots: int, data_ranks: int) -> int:
