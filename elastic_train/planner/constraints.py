@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
@@ -16,6 +15,11 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
 
     ``vocab_size`` is free: embedding and head are cut unevenly when ``tp`` does not divide it.
     """
+    return lasting_problems(job, layout) + (_round_problems(job, layout) if layout.pp > 1 else [])
+
+
+def lasting_problems(job: Job, layout: Layout) -> list[str]:
+    """The violations that stay, whichever axes of ``layout`` are made larger: more data ranks may cure the others."""
     problems = _tensor_problems(job.model, job.data, layout) + _batch_problems(job.training, layout)
     if layout.pp > 1:
         problems += _schedule_problems(job, layout) + _stage_problems(job, layout)
@@ -50,33 +54,34 @@ def _batch_problems(training: TrainingConfig, layout: Layout) -> list[str]:
 
 
 def _schedule_problems(job: Job, layout: Layout) -> list[str]:
-    """Numbers of micro-batches that the schedule cannot order."""
+    """Too few micro-batches for the schedule."""
     slots, ranks, name = job.training.slots, layout.data_ranks, job.parallel.pipeline
-    if ranks > slots or name == "gpipe":
-        return []
     count = micro_batches_per_rank(slots, ranks)
-    told = f"{count} micro-batches per data rank ({slots} slots over {ranks})"
-    if count < layout.pp:
-        return [f"{told} are fewer than pp={layout.pp}; pipeline={name} needs at least one per stage, gpipe does not"]
-    if name in ("interleaved_1f1b", "zero_bubble") and not _fills_rounds(count, layout.pp):
-        near = _nearest(count, lambda other: other >= layout.pp and _fills_rounds(other, layout.pp))
-        return [
-            f"{told} are not a multiple of {count // layout.pp}, the rounds of pipeline={name} with pp={layout.pp} "
-            f"({count} // {layout.pp}); nearest that work: {near}"
-        ]
-    return []
+    if name == "gpipe" or ranks > slots or count >= layout.pp:
+        return []
+    return [
+        f"{count} micro-batches per data rank ({slots} slots over {ranks}) are fewer than pp={layout.pp}; "
+        f"pipeline={name} needs at least one per rank, gpipe does not"
+    ]
+
+
+def _round_problems(job: Job, layout: Layout) -> list[str]:
+    """Numbers of micro-batches that the interleaved schedules cannot cut into equal rounds."""
+    slots, ranks, name = job.training.slots, layout.data_ranks, job.parallel.pipeline
+    count, pp = micro_batches_per_rank(slots, ranks), layout.pp
+    if name not in ("interleaved_1f1b", "zero_bubble") or count < pp or _fills_rounds(count, pp):
+        return []
+    below = next(other for other in range(count - 1, 0, -1) if _fills_rounds(other, pp))
+    above = next(other for other in itertools.count(count + 1) if _fills_rounds(other, pp))
+    return [
+        f"{count} micro-batches per data rank ({slots} slots over {ranks}) are not a multiple of {count // pp}, the "
+        f"rounds of pipeline={name} with pp={pp} ({count} // {pp}); nearest that work: {below}, {above}"
+    ]
 
 
 def _fills_rounds(micro_batches: int, pp: int) -> bool:
-    """torch's interleaved schedules run ``micro_batches // pp`` rounds of equally many micro-batches."""
-    return micro_batches % (micro_batches // pp) == 0
-
-
-def _nearest(value: int, works: Callable[[int], bool]) -> str:
-    """The largest number below and the smallest above ``value`` that work, e.g. ``10, 12``; multiples of pp do."""
-    below = next((number for number in range(value - 1, 0, -1) if works(number)), None)
-    above = next(number for number in itertools.count(value + 1) if works(number))
-    return f"{above}" if below is None else f"{below}, {above}"
+    """torch's interleaved schedules run ``max(1, micro_batches // pp)`` rounds of equally many micro-batches."""
+    return micro_batches % max(1, micro_batches // pp) == 0
 
 
 def _stage_problems(job: Job, layout: Layout) -> list[str]:

@@ -70,7 +70,7 @@ def test_llama3_8b() -> None:
     assert costs.head == 6 * 128256 * 4096
     assert costs.head / costs.block == pytest.approx(1.84, abs=0.01)
     split = counts(32, 4, costs)
-    assert split == [9, 9, 8, 6] or split == [9, 8, 8, 7]
+    assert split == [8, 9, 8, 7]
     assert max(stage_costs(split, costs)) < max(stage_costs([8, 8, 8, 8], costs))
 
 
