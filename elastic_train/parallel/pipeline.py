@@ -81,8 +81,8 @@ class Pipeline:
         """Forward only, any number of micro-batches: the losses where the last stage is, else []. No gradients.
 
         Each micro-batch goes through all stages of a rank before the next one: every pair of ranks then sends and
-        receives in the same order, whatever the placement of the stages. (torch's own ``schedule.eval`` fails for
-        stages that follow each other on one rank, and reduces gradients that are not there under FSDP.)
+        receives in the same order, whatever the placement of the stages. (torch's ``schedule.eval`` fails for ``zbv``,
+        and takes the number of micro-batches of the training step only.)
         """
         losses: list[Tensor] = []
         sent: list[tuple[Any, Tensor]] = []

@@ -104,8 +104,13 @@ def _stage_problems(job: Job, layout: Layout) -> list[str]:
         )
     if parallel.splits_backward and job.training.compile:
         problems.append(
-            f"compile=true is not available with pipeline={name} and pp={layout.pp}: torch does not split "
-            "the backward pass of compiled blocks"
+            f"compile=true is not available with pipeline={name} and pp={layout.pp}: torch does not split the backward "
+            "pass of compiled blocks"
+        )
+    if parallel.splits_backward and job.training.recompute == "full":
+        problems.append(
+            f"recompute=full is not available with pipeline={name} and pp={layout.pp}: a block would be computed anew "
+            "for each of its weights; use selective"
         )
     return problems
 

@@ -114,9 +114,11 @@ def test_tied_embeddings_go_with_every_schedule_but_zbv() -> None:
 @pytest.mark.parametrize("pipeline", ["zero_bubble", "zbv"])
 def test_what_a_split_backward_pass_excludes(pipeline: str) -> None:
     parallel = {"pipeline": pipeline, "reshard_after_forward": True}
-    both = problems(Layout(pp=2), parallel=parallel, training={"compile": True})
-    assert [problem.split(" is not")[0] for problem in both] == ["reshard_after_forward=true", "compile=true"]
-    assert problems(Layout(dp_shard=2), parallel=parallel, training={"compile": True}) == []
+    training = {"compile": True, "recompute": "full"}
+    found = problems(Layout(pp=2), parallel=parallel, training=training)
+    fields = [problem.split(" is not")[0] for problem in found]
+    assert fields == ["reshard_after_forward=true", "compile=true", "recompute=full"]
+    assert problems(Layout(dp_shard=2), parallel=parallel, training=training) == []
 
 
 @pytest.mark.parametrize(("slots", "ranks", "expected"), [(8, 1, 8), (8, 3, 3), (8, 8, 1), (9, 8, 2)])
