@@ -84,22 +84,21 @@ class Pipeline:
         receives in the same order, whatever the placement of the stages. (torch's ``schedule.eval`` fails for ``zbv``,
         and takes the number of micro-batches of the training step only.)
         """
+        group, place = self._mesh.pipeline_group, self._mesh.place.pp
         losses: list[Tensor] = []
         sent: list[tuple[Any, Tensor]] = []
         for index in range(len(batches)):
             x = batches.input_ids_MBT[index]
             for number, module in self._stages.items():
-                if number and self._rank_of[number - 1] != self._mesh.place.pp:
+                if number and self._rank_of[number - 1] != place:
                     x = self._shapes.hidden(self._mesh.device)
-                    dist.recv(x, self._global_rank(number - 1), group=self._mesh.pipeline_group)
+                    dist.recv(x, group=group, group_src=self._rank_of[number - 1])
                 x = module(x, None if batches.documents_MBS is None else batches.documents_MBS[index])
                 if number == self._last:
                     losses.append(self._loss(x, batches.labels_MBT[index]))
-                elif self._rank_of[number + 1] != self._mesh.place.pp:
-                    x = x.contiguous()
-                    work = dist.isend(x, self._global_rank(number + 1), group=self._mesh.pipeline_group)
+                elif self._rank_of[number + 1] != place:
                     # Kept until it has been sent.
-                    sent.append((work, x))
+                    sent.append((dist.isend(x, group=group, group_dst=self._rank_of[number + 1]), x))
         for work, _ in sent:
             work.wait()
         _release_weights(list(self._stages.values()))
@@ -117,9 +116,6 @@ class Pipeline:
             output_args=hidden if number < self._last else self._shapes.logits(),
             group=self._mesh.pipeline_group,
         )
-
-    def _global_rank(self, stage: int) -> int:
-        return dist.get_global_rank(self._mesh.pipeline_group, self._rank_of[stage])
 
 
 class _Shapes:

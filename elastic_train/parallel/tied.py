@@ -32,9 +32,11 @@ def sum_tied_gradients(gradients: dict[str, Tensor], model: ModelConfig, mesh: P
     if gradient.numel() == 0:
         return
     group = mesh.pipeline_group
-    peer = dist.get_global_rank(group, pp - 1 - place)
-    other = torch.empty_like(gradient)
-    exchange = [dist.P2POp(dist.isend, gradient.contiguous(), peer, group), dist.P2POp(dist.irecv, other, peer, group)]
+    peer, other = pp - 1 - place, torch.empty_like(gradient)
+    exchange = [
+        dist.P2POp(dist.isend, gradient.contiguous(), group=group, group_peer=peer),
+        dist.P2POp(dist.irecv, other, group=group, group_peer=peer),
+    ]
     for work in dist.batch_isend_irecv(exchange):
         work.wait()
     # a + b is b + a to the last bit, so both ranks get the same sum.
