@@ -91,3 +91,8 @@ def test_placement_of_virtual_stages() -> None:
     looped, v = (ParallelConfig.model_validate({"pipeline": name}) for name in ("interleaved_1f1b", "zbv"))
     assert [stages_of_rank(looped, 3, rank) for rank in range(3)] == [[0, 3], [1, 4], [2, 5]]
     assert [stages_of_rank(v, 3, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
+
+
+def test_a_v_has_two_stages_per_rank() -> None:
+    with pytest.raises(ValueError, match="virtual_stages=3 must be 2 with pipeline=zbv"):
+        ParallelConfig.model_validate({"pipeline": "zbv", "virtual_stages": 3})
