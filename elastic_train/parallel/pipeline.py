@@ -107,7 +107,7 @@ class Pipeline:
     def _torch_stage(self, number: int, module: Transformer) -> PipelineStage:
         # Static shapes: without them torch sends pickled metadata between the stages and runs a trial step.
         hidden = self._shapes.hidden(torch.device("meta")).requires_grad_()
-        return PipelineStage(
+        return _Stage(
             module,
             number,
             self._last + 1,
@@ -116,6 +116,12 @@ class Pipeline:
             output_args=hidden if number < self._last else self._shapes.logits(),
             group=self._mesh.pipeline_group,
         )
+
+
+class _Stage(PipelineStage):
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """torch 2.11 also greets the next stage when it is on the same rank (``zbv``), which gloo cannot do."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
 
 class _Shapes:
