@@ -212,11 +212,11 @@ class ParallelConfig(Section):
     dp_shard: AxisSize = Field(default="auto", description="ranks over which each replica is sharded; 1 for ddp")
     cp: AxisSize = Field(default=1, description="context parallel ranks")
     tp: AxisSize = Field(default=1, description="tensor and sequence parallel ranks")
-    pipeline: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
+    pipeline: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"] = Field(
         default="1f1b", description="order of the micro-batches in the pipeline"
     )
     virtual_stages: Annotated[int, Field(ge=1)] = Field(
-        default=2, description="stages per rank of interleaved_1f1b and zero_bubble"
+        default=2, description="stages per rank of interleaved_1f1b and zero_bubble; 2 for zbv"
     )
     context: Literal["gather", "ulysses"] = Field(
         default="gather", description="cp gathers keys and values (Llama 3) or exchanges heads (Ulysses)"
@@ -243,6 +243,8 @@ class ParallelConfig(Section):
     def _strategy(self) -> Self:
         if self.data == "ddp" and self.dp_shard != 1:
             raise ValueError(f"dp_shard={self.dp_shard} must be 1 with data=ddp, which shards nothing")
+        if self.pipeline == "zbv" and self.virtual_stages != 2:
+            raise ValueError(f"virtual_stages={self.virtual_stages} must be 2 with pipeline=zbv: down and up again")
         if self.data not in ("zero3", "hsdp"):
             for name in ("reshard_after_forward", "offload"):
                 if getattr(self, name):
@@ -254,7 +256,12 @@ class ParallelConfig(Section):
     @property
     def stages_per_rank(self) -> int:
         """Pipeline stages that a rank holds when ``pp`` is larger than 1."""
-        return self.virtual_stages if self.pipeline in ("interleaved_1f1b", "zero_bubble") else 1
+        return 1 if self.pipeline in ("gpipe", "1f1b") else self.virtual_stages
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the pipeline computes gradients of activations first, and those of weights when there is time."""
+        return self.pipeline in ("zero_bubble", "zbv")
 
 
 class HostsConfig(Section):

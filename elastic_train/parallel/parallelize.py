@@ -8,10 +8,10 @@ from elastic_train.config.job import Job
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.data import DataParallel, apply_data_parallel
 from elastic_train.parallel.mesh import ParallelMesh
-from elastic_train.parallel.pipeline import stage_layers
 from elastic_train.parallel.precision import apply_precision
 from elastic_train.parallel.stages import Stages, stages_of
 from elastic_train.parallel.tensor import apply_tensor_parallel
+from elastic_train.planner.stage_split import layer_costs, split_layers, stages_of_rank, total_stages
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,24 @@ class ParallelModel:
 
 def parallelize(*, job: Job, mesh: ParallelMesh) -> ParallelModel:
     """Cut the model along every axis; the parameters are on ``mesh.device``, with uninitialised values."""
-    layout, place = mesh.layout, mesh.place
-    model = Transformer(
-        job.model,
-        layers=stage_layers(job.model.num_hidden_layers, layout.pp, place.pp),
-        first=place.pp == 0,
-        last=place.pp == layout.pp - 1,
-    )
-    model.sequence_length = job.data.sequence_length
-    stages = stages_of([model])
+    stages = stages_of(_stage_modules(job, mesh))
     for stage in stages.modules:
         apply_precision(stage, job.training, mesh.device)
         # Tensor parallelism first: sharding then cuts what each tensor rank is left with, and gathers only that.
-        if layout.tp > 1:
+        if mesh.layout.tp > 1:
             apply_tensor_parallel(stage, mesh)
     return ParallelModel(stages, apply_data_parallel(stages, job, mesh))
+
+
+def _stage_modules(job: Job, mesh: ParallelMesh) -> list[Transformer]:
+    """This rank's pipeline stages, in the order of their place in the model; the whole model without pipeline."""
+    pp, place, model, length = mesh.layout.pp, mesh.place.pp, job.model, job.data.sequence_length
+    count = total_stages(job.parallel, pp)
+    layers = split_layers(model.num_hidden_layers, count, layer_costs(model, length))
+    modules = [
+        Transformer(model, layers=layers[stage], first=stage == 0, last=stage == count - 1)
+        for stage in stages_of_rank(job.parallel, pp, place)
+    ]
+    for module in modules:
+        module.sequence_length = length
+    return modules

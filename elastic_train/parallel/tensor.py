@@ -1,7 +1,8 @@
 """The ``tp`` axis: projections cut by columns or rows, sequence parallelism between them (arXiv:2205.05198).
 
 Between blocks every rank holds only its tokens. Attention and feed-forward gather all tokens, compute with this rank's
-heads or columns, and scatter the sum. The logits are gathered. Everything is plain tensors and explicit collectives:
+heads or columns, and scatter the sum. The head gives every rank the logits of its part of the vocabulary, for all
+tokens: the loss takes them as they are (``vocabulary_loss``). Everything is plain tensors and explicit collectives:
 DTensor gave the same numbers, but took twice as long in a small step and in the first step after a failure.
 
 Shape suffixes: B batch, T all tokens, D hidden size, V vocabulary; lower case (v) for this rank's part.
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.shard import chunk_bounds
-from elastic_train.parallel.token_exchange import gather_logits, gather_tokens, scatter_sum
+from elastic_train.parallel.token_exchange import gather_tokens, scatter_sum
 
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens")
 """Modules whose weight is cut in dim 0: outputs of the projections, rows of the vocabulary."""
@@ -54,8 +55,9 @@ def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
         dim = tensor_dim(f"{name}.weight") if isinstance(module, nn.Linear | nn.Embedding) else None
         if dim is not None:
             module.weight = _cut(module.weight, dim, size, index)
+        if dim == 0 and getattr(module, "bias", None) is not None:
+            module.bias = _cut(module.bias, 0, size, index)
     decoder = model.model
-    vocabulary = model.config.vocab_size
 
     def gather(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return gather_tokens(inputs[0], group), *inputs[1:]
@@ -64,7 +66,7 @@ def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
         return scatter_sum(output_BTD, group)
 
     if decoder.embed_tokens is not None:
-        start, _ = chunk_bounds(vocabulary, size, index)
+        start, _ = chunk_bounds(model.config.vocab_size, size, index)
         decoder.embed_tokens = VocabularyEmbedding(decoder.embed_tokens.weight, start)
         decoder.embed_tokens.register_forward_hook(scatter)
     for block in model.blocks.values():
@@ -73,7 +75,6 @@ def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
             block.get_submodule(output).register_forward_hook(scatter)
     if model.lm_head is not None:
         model.lm_head.register_forward_pre_hook(gather)
-        model.lm_head.register_forward_hook(lambda module, inputs, out_BTv: gather_logits(out_BTv, vocabulary, group))
     model.tie()
 
 

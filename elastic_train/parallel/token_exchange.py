@@ -1,6 +1,6 @@
 """Collectives of tensor parallelism with their gradients. Every rank of the group calls them in the same order.
 
-Shape suffixes: B batch, T all tokens, D width, V vocabulary; lower case (t, v) for this rank's part.
+Shape suffixes: B batch, T all tokens, D width; lower case (t) for this rank's part.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from elastic_train.parallel.shard import chunk_bounds
 
 # Renamed in torch 2.13; the old names still exist there, and warn.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -28,12 +26,6 @@ def gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
 def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's tokens of the sum over ranks, x_BtD. Gradient: gathered. T is a multiple of the number of ranks."""
     out: Tensor = _ScatterSum.apply(x_BTD, group)  # type: ignore[no-untyped-call]
-    return out
-
-
-def gather_logits(x_BTv: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Tensor:
-    """x_BTV from unequal parts of the vocabulary. Gradient: this rank's part, as all ranks compute the same loss."""
-    out: Tensor = _GatherLogits.apply(x_BTv, vocabulary, group)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -75,23 +67,3 @@ class _ScatterSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_BtD: Tensor) -> tuple[Tensor, None]:
         return _all_gather_tokens(gradient_BtD, ctx.group), None
-
-
-class _GatherLogits(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BTv: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Tensor:
-        size, index = dist.get_world_size(group), dist.get_rank(group)
-        ctx.bounds = chunk_bounds(vocabulary, size, index)
-        widest = chunk_bounds(vocabulary, size, 0)[1]
-        # Collectives need equal parts: the last ones are padded to the first one's width, and the padding is cut off.
-        padded_vBT = x_BTv.new_zeros(widest, *x_BTv.shape[:2])
-        padded_vBT[: x_BTv.shape[2]] = x_BTv.permute(2, 0, 1)
-        gathered_VBT = x_BTv.new_empty(size * widest, *x_BTv.shape[:2])
-        _all_gather(gathered_VBT, padded_vBT, group=group)
-        return gathered_VBT[:vocabulary].permute(1, 2, 0).contiguous()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_BTV: Tensor) -> tuple[Tensor, None, None]:
-        start, end = ctx.bounds
-        return gradient_BTV[..., start:end].contiguous(), None, None

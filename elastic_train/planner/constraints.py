@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
+from elastic_train.planner.stage_split import total_stages
 
 
 def check_layout(job: Job, layout: Layout) -> list[str]:
@@ -11,13 +15,15 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
 
     ``vocab_size`` is free: embedding and head are cut unevenly when ``tp`` does not divide it.
     """
-    model = job.model
-    problems = _tensor_problems(model, job.data, layout) + _batch_problems(job.training, layout)
+    return lasting_problems(job, layout) + (_round_problems(job, layout) if layout.pp > 1 else [])
+
+
+def lasting_problems(job: Job, layout: Layout) -> list[str]:
+    """The violations that stay, whichever axes of ``layout`` are made larger: more data ranks may cure the others."""
+    problems = _tensor_problems(job.model, job.data, layout) + _batch_problems(job.training, layout)
     problems += _data_problems(job, layout) + _float8_problems(job, layout)
-    if layout.pp > model.num_hidden_layers:
-        problems.append(f"num_hidden_layers={model.num_hidden_layers} is smaller than pp={layout.pp}")
-    if layout.pp > 1 and model.tie_word_embeddings:
-        problems.append(f"tie_word_embeddings=true is not available with pp={layout.pp}; use pp=1")
+    if layout.pp > 1:
+        problems += _schedule_problems(job, layout) + _stage_problems(job, layout)
     if layout.cp > 1:
         problems.append(f"cp={layout.cp} is not available; use cp=1")
     return problems
@@ -30,8 +36,11 @@ def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> li
         "intermediate_size": model.intermediate_size,
         "sequence_length": data.sequence_length,
     }
+    largest = math.gcd(*divided.values())
     return [
-        f"{name}={value} is not divisible by tp={layout.tp}" for name, value in divided.items() if value % layout.tp
+        f"{name}={value} is not divisible by tp={layout.tp} (largest tp of this model: {largest})"
+        for name, value in divided.items()
+        if value % layout.tp
     ]
 
 
@@ -62,18 +71,74 @@ def _float8_problems(job: Job, layout: Layout) -> list[str]:
 
 def _batch_problems(training: TrainingConfig, layout: Layout) -> list[str]:
     slots, ranks = training.slots, layout.data_ranks
-    if ranks > slots:
-        return [
-            f"{ranks} data ranks (dp_replicate={layout.dp_replicate} x dp_shard={layout.dp_shard}) exceed the "
-            f"{slots} slots of global_batch={training.global_batch} / micro_batch={training.micro_batch}"
-        ]
-    micro_batches = micro_batches_per_rank(slots, ranks)
-    if micro_batches < layout.pp:
-        return [
-            f"{micro_batches} micro-batches per data rank ({slots} slots over {ranks}) are fewer than pp={layout.pp}; "
-            "the 1F1B schedule needs at least one per stage"
-        ]
-    return []
+    if ranks <= slots:
+        return []
+    return [
+        f"{ranks} data ranks (dp_replicate={layout.dp_replicate} x dp_shard={layout.dp_shard}) exceed the "
+        f"{slots} slots of global_batch={training.global_batch} / micro_batch={training.micro_batch}"
+    ]
+
+
+def _schedule_problems(job: Job, layout: Layout) -> list[str]:
+    """Too few micro-batches for the schedule."""
+    slots, ranks, name = job.training.slots, layout.data_ranks, job.parallel.pipeline
+    count = micro_batches_per_rank(slots, ranks)
+    if name == "gpipe" or ranks > slots or count >= layout.pp:
+        return []
+    return [
+        f"{count} micro-batches per data rank ({slots} slots over {ranks}) are fewer than pp={layout.pp}; "
+        f"pipeline={name} needs at least one per rank, gpipe does not"
+    ]
+
+
+def _round_problems(job: Job, layout: Layout) -> list[str]:
+    """Numbers of micro-batches that the interleaved schedules cannot cut into equal rounds."""
+    slots, ranks, name = job.training.slots, layout.data_ranks, job.parallel.pipeline
+    count, pp = micro_batches_per_rank(slots, ranks), layout.pp
+    if name not in ("interleaved_1f1b", "zero_bubble") or count < pp or _fills_rounds(count, pp):
+        return []
+    below = next(other for other in range(count - 1, 0, -1) if _fills_rounds(other, pp))
+    above = next(other for other in itertools.count(count + 1) if _fills_rounds(other, pp))
+    return [
+        f"{count} micro-batches per data rank ({slots} slots over {ranks}) are not a multiple of {count // pp}, the "
+        f"rounds of pipeline={name} with pp={pp} ({count} // {pp}); nearest that work: {below}, {above}"
+    ]
+
+
+def _fills_rounds(micro_batches: int, pp: int) -> bool:
+    """torch's interleaved schedules run ``max(1, micro_batches // pp)`` rounds of equally many micro-batches."""
+    return micro_batches % max(1, micro_batches // pp) == 0
+
+
+def _stage_problems(job: Job, layout: Layout) -> list[str]:
+    """What a pipeline's stages cannot be made of."""
+    model, parallel = job.model, job.parallel
+    stages, name = total_stages(parallel, layout.pp), parallel.pipeline
+    problems = []
+    if stages > model.num_hidden_layers:
+        each = f" x {parallel.stages_per_rank} stages per rank of {name} = {stages}" if stages > layout.pp else ""
+        problems.append(f"num_hidden_layers={model.num_hidden_layers} is smaller than pp={layout.pp}{each}")
+    if model.tie_word_embeddings and name == "zbv":
+        problems.append(
+            f"tie_word_embeddings=true is not available with pipeline=zbv and pp={layout.pp}: the first and the last "
+            "stage share a rank, as two modules that cannot share a weight; use zero_bubble"
+        )
+    if parallel.splits_backward and parallel.reshard_after_forward:
+        problems.append(
+            f"reshard_after_forward=true is not available with pipeline={name} and pp={layout.pp}: torch finds the "
+            "weights of a stage for the second half of its backward pass only while they are gathered"
+        )
+    if parallel.splits_backward and job.training.compile:
+        problems.append(
+            f"compile=true is not available with pipeline={name} and pp={layout.pp}: torch does not split the backward "
+            "pass of compiled blocks"
+        )
+    if parallel.splits_backward and job.training.recompute == "full":
+        problems.append(
+            f"recompute=full is not available with pipeline={name} and pp={layout.pp}: a block would be computed anew "
+            "for each of its weights; use selective"
+        )
+    return problems
 
 
 def micro_batches_per_rank(slots: int, data_ranks: int) -> int:

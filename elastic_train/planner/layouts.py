@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from elastic_train.config.job import Job, ParallelConfig, TrainingConfig
 from elastic_train.config.layout import AXES, Layout
-from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
+from elastic_train.planner.constraints import check_layout, lasting_problems, micro_batches_per_rank
 
 
 class NoLayout(Exception):
@@ -33,7 +33,7 @@ def choose_layout(job: Job, hosts: int) -> LayoutChoice:
     """
     parallel = job.parallel
     smallest = smallest_layout(parallel)
-    problems = check_layout(job, smallest)
+    problems = lasting_problems(job, smallest)
     if problems:
         raise NoLayout(f"no number of hosts can run layout {smallest}: {'; '.join(problems)}")
     if smallest.world_size > hosts:
@@ -44,6 +44,8 @@ def choose_layout(job: Job, hosts: int) -> LayoutChoice:
         if valid:
             best = min(valid, key=lambda layout: _preference(parallel, layout))
             return LayoutChoice(best, world, hosts - world, _reasons(parallel, best, hosts, job.training))
+    if problems := check_layout(job, smallest):
+        raise NoLayout(f"{_hosts(hosts)} cannot run this job; layout {smallest} neither: {'; '.join(problems)}")
     raise NoLayout(f"{_hosts(hosts)} cannot run this job; {smallest.world_size} would do")
 
 
@@ -54,7 +56,7 @@ def _preference(parallel: ParallelConfig, layout: Layout) -> tuple[int, ...]:
 
 def check_job(job: Job) -> list[str]:
     """Why the job cannot run with its fixed axes or on ``hosts.min`` hosts; empty when it can."""
-    problems = check_layout(job, smallest_layout(job.parallel))
+    problems = lasting_problems(job, smallest_layout(job.parallel))
     if problems:
         return [f"parallel: {problem}" for problem in problems]
     try:

@@ -27,9 +27,10 @@ from elastic_train.parallel.parallelize import parallelize
 from elastic_train.parallel.pipeline import Pipeline
 from elastic_train.parallel.shard import LocalShard, cuts_of, replicas
 from elastic_train.parallel.tensor import sum_replicated_gradients, tensor_dim
+from elastic_train.parallel.tied import copies_in_stages, sum_tied_gradients
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 from elastic_train.training.gradients import clip, float32_groups, squared_norm
-from elastic_train.training.loss import TokenLoss
+from elastic_train.training.loss import build_loss
 from elastic_train.training.optimizer import build_optimizer
 from elastic_train.training.schedule import learning_rate
 
@@ -94,7 +95,7 @@ class Engine:
         self._optimizer = build_optimizer({name: shard.tensor for name, shard in self._data.shards.items()}, job)
         self._copies = {name: self._replicas(name) for name in self._data.shards}
         self._micro_batches = micro_batches_per_rank(job.training.slots, layout.data_ranks)
-        self._loss = TokenLoss()
+        self._loss = build_loss(job.model, self._mesh)
         self._pipeline = self._build_pipeline() if layout.pp > 1 else None
         for _, block in self._stages.blocks():
             block.register_forward_pre_hook(self._beat_forward)
@@ -139,6 +140,7 @@ class Engine:
         losses = self._pipeline.run(batches) if self._pipeline is not None else self._run_micro_batches(batches)
         gradients = self._data.gradients()
         sum_replicated_gradients(gradients, self._mesh)
+        sum_tied_gradients(gradients, self._job.model, self._mesh)
         loss, norm = self._reduce(losses, gradients)
         return StepGradients(loss, norm, self._loss.valid_tokens, gradients)
 
@@ -193,10 +195,10 @@ class Engine:
         return loss, math.sqrt(squared)
 
     def _replicas(self, name: str) -> int:
-        sharded = self._data.shards_are_cut
-        return replicas(
-            cuts_of(tensor_dim(name), self._mesh.layout, self._mesh.place, sharded=sharded), self._mesh.layout
-        )
+        """How many ranks hold the same part of parameter ``name``."""
+        layout, sharded = self._mesh.layout, self._data.shards_are_cut
+        in_stage = replicas(cuts_of(tensor_dim(name), layout, self._mesh.place, sharded=sharded), layout)
+        return in_stage * copies_in_stages(name, self._job.model, layout.pp)
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(self._stages, self._job, self._mesh, micro_batches=self._micro_batches, loss=self._loss)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from elastic_train.checkpoint.description import incomplete_keys, shapes_of
@@ -36,6 +37,7 @@ LAYOUTS = [
     Layout(pp=3),
     Layout(),
 ]
+TIED = JOB.model_copy(update={"model": MODEL.model_copy(update={"tie_word_embeddings": True})})
 
 
 def whole(folder: Path) -> dict[str, torch.Tensor]:
@@ -48,14 +50,25 @@ def whole(folder: Path) -> dict[str, torch.Tensor]:
     return {key: shard.tensor for key, shard in state.items()}
 
 
-def test_the_engines_state_moves_through_layouts_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("job", "layouts", "weights"),
+    [
+        (JOB, LAYOUTS, 1 + 9 * 3 + 1 + 1),
+        # Two pipeline ranks hold the embedding.
+        (TIED, [Layout(pp=3), Layout(dp_shard=2, tp=2), Layout(pp=2, dp_shard=2), Layout()], 1 + 9 * 3 + 1),
+    ],
+    ids=["untied", "tied"],
+)
+def test_the_engines_state_moves_through_layouts_bit_for_bit(
+    tmp_path: Path, job: Job, layouts: list[Layout], weights: int
+) -> None:
     """20 rows over 3 ranks, 50 over 3, 34 over 2 x 2, empty shards of the norms among them."""
-    folders = [tmp_path / str(number) for number in range(len(LAYOUTS))]
-    for number, layout in enumerate(LAYOUTS):
+    folders = [tmp_path / str(number) for number in range(len(layouts))]
+    for number, layout in enumerate(layouts):
         folders[number].mkdir()
-        run_ranks(move, layout.world_size, JOB, layout, folders[number - 1] if number else None, folders[number])
+        run_ranks(move, layout.world_size, job, layout, folders[number - 1] if number else None, folders[number])
     first = whole(folders[0])
-    assert len(first) == 3 * (1 + 9 * 3 + 1 + 1)
+    assert len(first) == 3 * weights
     assert all(first[key].any() for key in first)  # the trained moments are not zero
     for folder in folders[1:]:
         held = whole(folder)

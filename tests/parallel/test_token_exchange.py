@@ -24,13 +24,3 @@ def test_scatter_sum() -> None:
     for rank, (out, gradient) in enumerate(run_ranks(exchange, 3, "scatter_sum", wholes, weights)):
         np.testing.assert_allclose(out, sum(wholes)[:, 4 * rank : 4 * rank + 4], rtol=1e-6, atol=1e-6)
         np.testing.assert_array_equal(gradient, np.concatenate(weights, axis=1))
-
-
-def test_gather_logits_of_a_vocabulary_that_does_not_divide() -> None:
-    parts = arrays((2, 3, 4), (2, 3, 4), (2, 3, 2))  # 10 columns over 3 ranks
-    loss_weights = arrays((2, 3, 10)) * 3  # every rank computes the same loss
-    results = run_ranks(exchange, 3, "gather_logits", parts, loss_weights)
-    bounds = [(0, 4), (4, 8), (8, 10)]
-    for (start, end), (out, gradient) in zip(bounds, results, strict=True):
-        np.testing.assert_array_equal(out, np.concatenate(parts, axis=2))
-        np.testing.assert_array_equal(gradient, loss_weights[0][..., start:end])

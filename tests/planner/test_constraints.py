@@ -4,12 +4,20 @@ from typing import Any
 
 import pytest
 
-from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
+from elastic_train.config.job import DataConfig, Job, ModelConfig, ParallelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 
 
-def problems(layout: Layout, *, slots: int = 8, sequence: int = 32, **model: Any) -> list[str]:
+def problems(
+    layout: Layout,
+    *,
+    slots: int = 8,
+    sequence: int = 32,
+    parallel: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    **model: Any,
+) -> list[str]:
     shape = {
         "hidden_size": 480,
         "num_hidden_layers": 4,
@@ -21,7 +29,8 @@ def problems(layout: Layout, *, slots: int = 8, sequence: int = 32, **model: Any
     job = Job(
         name="x",
         model=ModelConfig(**shape | model),
-        training=TrainingConfig(steps=1, global_batch=2 * slots, micro_batch=2),
+        training=TrainingConfig(steps=1, global_batch=2 * slots, micro_batch=2, **training or {}),
+        parallel=ParallelConfig.model_validate(parallel or {}),
         data=DataConfig(uri="x", sequence_length=sequence),
     )
     return check_layout(job, layout)
@@ -29,12 +38,12 @@ def problems(layout: Layout, *, slots: int = 8, sequence: int = 32, **model: Any
 
 def test_all_violations_are_listed_with_both_numbers() -> None:
     assert problems(Layout(pp=5, dp_shard=3, tp=3)) == [
-        "num_attention_heads=40 is not divisible by tp=3",
-        "num_key_value_heads=8 is not divisible by tp=3",
-        "intermediate_size=128 is not divisible by tp=3",
-        "sequence_length=32 is not divisible by tp=3",
+        "num_attention_heads=40 is not divisible by tp=3 (largest tp of this model: 8)",
+        "num_key_value_heads=8 is not divisible by tp=3 (largest tp of this model: 8)",
+        "intermediate_size=128 is not divisible by tp=3 (largest tp of this model: 8)",
+        "sequence_length=32 is not divisible by tp=3 (largest tp of this model: 8)",
         "3 micro-batches per data rank (8 slots over 3) are fewer than pp=5; "
-        "the 1F1B schedule needs at least one per stage",
+        "pipeline=1f1b needs at least one per rank, gpipe does not",
         "num_hidden_layers=4 is smaller than pp=5",
     ]
 
@@ -56,11 +65,60 @@ def test_more_data_ranks_than_slots() -> None:
 
 
 def test_what_is_not_there_yet() -> None:
-    assert problems(Layout(pp=2), tie_word_embeddings=True) == [
-        "tie_word_embeddings=true is not available with pp=2; use pp=1"
-    ]
-    assert problems(Layout(tp=2), tie_word_embeddings=True) == []
     assert problems(Layout(cp=2)) == ["cp=2 is not available; use cp=1"]
+
+
+def test_largest_tp_is_named() -> None:
+    assert problems(Layout(tp=4), num_key_value_heads=2) == [
+        "num_key_value_heads=2 is not divisible by tp=4 (largest tp of this model: 2)"
+    ]
+
+
+@pytest.mark.parametrize("pipeline", ["1f1b", "interleaved_1f1b", "zero_bubble", "zbv"])
+def test_fewer_micro_batches_than_ranks(pipeline: str) -> None:
+    (problem,) = problems(Layout(pp=4), slots=1, num_hidden_layers=8, parallel={"pipeline": pipeline})
+    assert problem.startswith("1 micro-batches per data rank (1 slots over 1) are fewer than pp=4")
+    assert problems(Layout(pp=4), slots=1, parallel={"pipeline": "gpipe"}) == []
+
+
+@pytest.mark.parametrize("pipeline", ["interleaved_1f1b", "zero_bubble"])
+def test_rounds_of_the_interleaved_schedules(pipeline: str) -> None:
+    def found(slots: int) -> list[str]:
+        return problems(Layout(pp=4), slots=slots, num_hidden_layers=8, parallel={"pipeline": pipeline})
+
+    assert [slots for slots in range(4, 25) if not found(slots)] == [4, 5, 6, 7, 8, 10, 12, 15, 16, 20, 24]
+    assert found(11) == [
+        "11 micro-batches per data rank (11 slots over 1) are not a multiple of 2, the rounds of "
+        f"pipeline={pipeline} with pp=4 (11 // 4); nearest that work: 10, 12"
+    ]
+    assert found(13)[0].endswith("nearest that work: 12, 15")
+
+
+def test_layers_of_virtual_stages() -> None:
+    assert problems(Layout(pp=4), parallel={"pipeline": "zbv"}) == [
+        "num_hidden_layers=4 is smaller than pp=4 x 2 stages per rank of zbv = 8"
+    ]
+    assert problems(Layout(pp=2), parallel={"pipeline": "interleaved_1f1b", "virtual_stages": 3}) == [
+        "num_hidden_layers=4 is smaller than pp=2 x 3 stages per rank of interleaved_1f1b = 6"
+    ]
+
+
+def test_tied_embeddings_go_with_every_schedule_but_zbv() -> None:
+    for pipeline in ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"):
+        assert problems(Layout(pp=2, tp=2), tie_word_embeddings=True, parallel={"pipeline": pipeline}) == []
+    (problem,) = problems(Layout(pp=2), tie_word_embeddings=True, parallel={"pipeline": "zbv"})
+    assert problem.startswith("tie_word_embeddings=true is not available with pipeline=zbv and pp=2")
+    assert problems(Layout(), tie_word_embeddings=True, parallel={"pipeline": "zbv"}) == []
+
+
+@pytest.mark.parametrize("pipeline", ["zero_bubble", "zbv"])
+def test_what_a_split_backward_pass_excludes(pipeline: str) -> None:
+    parallel = {"pipeline": pipeline, "reshard_after_forward": True}
+    training = {"compile": True, "recompute": "full"}
+    found = problems(Layout(pp=2), parallel=parallel, training=training)
+    fields = [problem.split(" is not")[0] for problem in found]
+    assert fields == ["reshard_after_forward=true", "compile=true", "recompute=full"]
+    assert problems(Layout(dp_shard=2), parallel=parallel, training=training) == []
 
 
 @pytest.mark.parametrize(("slots", "ranks", "expected"), [(8, 1, 8), (8, 3, 3), (8, 8, 1), (9, 8, 2)])

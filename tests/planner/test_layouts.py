@@ -68,6 +68,15 @@ def test_violated_constraints_are_told_whatever_the_hosts() -> None:
         choose(64, "parallel.tp=4")
 
 
+def test_more_data_ranks_may_make_equal_rounds() -> None:
+    """11 slots, pp=4: one data rank would have 11 micro-batches in 2 rounds, two have 6 in one."""
+    options = ("parallel.pp=4", "parallel.pipeline=interleaved_1f1b", "model.num_hidden_layers=8")
+    slots = ("training.global_batch=11", "training.micro_batch=1")
+    assert choose(8, *options, *slots).layout == Layout(pp=4, dp_shard=2)
+    with pytest.raises(NoLayout, match="4 hosts cannot run this job; layout pp4 neither: 11 micro-batches"):
+        choose(4, *options, *slots)
+
+
 def test_uneven_slots_are_said() -> None:
     assert any("8 slots over 3 data ranks" in reason for reason in choose(3).reasons)
 
