@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.model.transformer import Transformer
+from elastic_train.parallel.compile import apply_compile
+from elastic_train.parallel.context import apply_context_parallel
 from elastic_train.parallel.data import DataParallel, apply_data_parallel
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.pipeline import stage_layers
+from elastic_train.parallel.recompute import apply_recompute
 from elastic_train.parallel.stages import Stages, stages_of
 from elastic_train.parallel.tensor import apply_tensor_parallel
 
@@ -36,4 +39,10 @@ def parallelize(*, job: Job, mesh: ParallelMesh) -> ParallelModel:
         # Tensor parallelism first: sharding then cuts what each tensor rank is left with, and gathers only that.
         if layout.tp > 1:
             apply_tensor_parallel(stage, mesh)
+        if layout.cp > 1:
+            apply_context_parallel(stage, job, mesh)
+        apply_recompute(stage, job.training.recompute)
+        # Compilation after whatever changes what a block computes, before sharding, whose hooks stay outside of it.
+        if job.training.compile:
+            apply_compile(stage, mesh.device)
     return ParallelModel(stages, apply_data_parallel(stages, job, mesh))

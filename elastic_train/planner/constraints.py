@@ -17,9 +17,7 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
         problems.append(f"num_hidden_layers={model.num_hidden_layers} is smaller than pp={layout.pp}")
     if layout.pp > 1 and model.tie_word_embeddings:
         problems.append(f"tie_word_embeddings=true is not available with pp={layout.pp}; use pp=1")
-    if layout.cp > 1:
-        problems.append(f"cp={layout.cp} is not available; use cp=1")
-    return problems
+    return problems + _context_problems(job, layout)
 
 
 def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> list[str]:
@@ -31,6 +29,37 @@ def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> li
     }
     return [
         f"{name}={value} is not divisible by tp={layout.tp}" for name, value in divided.items() if value % layout.tp
+    ]
+
+
+def _context_problems(job: Job, layout: Layout) -> list[str]:
+    """``gather`` cuts a sequence into 2 x cp chunks; ``ulysses`` gives every rank some heads of each kind."""
+    length, tp, cp = job.data.sequence_length, layout.tp, layout.cp
+    if cp == 1:
+        return []
+    problems = []
+    chunks = 2 * cp if job.parallel.context == "gather" else cp
+    if length % chunks:
+        factor = "2 x cp" if job.parallel.context == "gather" else "cp"
+        problems.append(
+            f"sequence_length={length} is not divisible by {factor}={chunks}, the chunks of context={job.parallel.context}"
+        )
+    if tp > 1 and length % (cp * tp):
+        problems.append(f"sequence_length={length} is not divisible by cp x tp={cp * tp}")
+    if job.parallel.context == "ulysses":
+        problems += _head_problems(job.model, layout)
+    return problems
+
+
+def _head_problems(model: ModelConfig, layout: Layout) -> list[str]:
+    ranks = layout.tp * layout.cp
+    most = model.num_key_value_heads // layout.tp
+    heads = {"num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.num_key_value_heads}
+    return [
+        f"{name}={count} is not divisible by tp x cp={ranks}, as context=ulysses needs; "
+        f"the largest cp that would do is {most}; context=gather needs no heads"
+        for name, count in heads.items()
+        if count % ranks and model.num_key_value_heads % layout.tp == 0
     ]
 
 
