@@ -11,7 +11,7 @@ from elastic_train.parallel.context import apply_context_parallel
 from elastic_train.parallel.data import DataParallel, apply_data_parallel
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.pipeline import stage_layers
-from elastic_train.parallel.recompute import apply_recompute
+from elastic_train.parallel.recompute import recompute_attention, recompute_blocks
 from elastic_train.parallel.stages import Stages, stages_of
 from elastic_train.parallel.tensor import apply_tensor_parallel
 
@@ -41,8 +41,11 @@ def parallelize(*, job: Job, mesh: ParallelMesh) -> ParallelModel:
             apply_tensor_parallel(stage, mesh)
         if layout.cp > 1:
             apply_context_parallel(stage, job, mesh)
-        apply_recompute(stage, job.training.recompute)
-        # Compilation after whatever changes what a block computes, before sharding, whose hooks stay outside of it.
+        # Compiled code leaves attention out, and is itself run again where blocks are.
+        if job.training.recompute == "selective":
+            recompute_attention(stage)
         if job.training.compile:
             apply_compile(stage, mesh.device)
+        if job.training.recompute == "full":
+            recompute_blocks(stage)
     return ParallelModel(stages, apply_data_parallel(stages, job, mesh))

@@ -1,28 +1,32 @@
 """Recomputation (``training.recompute``): what the forward pass does not keep, the backward pass computes anew.
 
-``full`` keeps the input of every block; ``selective`` (arXiv:2205.05198, section 5) keeps all but what attention holds
-between its queries, keys, values and its output. The same operations run on the same inputs, so loss and gradients are
-bitwise those of ``none``.
+The same operations run on the same inputs, so loss and gradients are bitwise those of a run that keeps everything. Names
+of parameters stay as they are: ``forward`` is replaced, not the module. Hooks are called around ``forward``, so sharding
+has gathered the weights when it runs again, and progress is not reported twice.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from elastic_train.model.transformer import Transformer
 
 
-def apply_recompute(model: Transformer, mode: Literal["none", "selective", "full"]) -> None:
-    """Replace ``forward`` of the blocks, or of their attention cores: names of parameters stay as they are.
-
-    Hooks are called around ``forward``: sharding has gathered the weights when it runs again, and beats are not doubled.
-    """
-    if mode == "none":
-        return
+def recompute_blocks(model: Transformer) -> None:
+    """``full``: of every block only the input is kept."""
     for block in model.blocks.values():
-        part = block if mode == "full" else block.get_submodule("self_attn.core")
-        # No dropout, hence no random state to bring back.
-        part.forward = partial(checkpoint, part.forward, use_reentrant=False, preserve_rng_state=False)
+        _recompute(block)
+
+
+def recompute_attention(model: Transformer) -> None:
+    """``selective`` (arXiv:2205.05198, section 5): attention keeps its queries, keys, values and its output only."""
+    for block in model.blocks.values():
+        _recompute(block.get_submodule("self_attn.core"))
+
+
+def _recompute(module: nn.Module) -> None:
+    # No dropout, hence no random state to bring back.
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
