@@ -41,10 +41,11 @@ class Context:
         return rotate(x_BHTE, *self._cos_sin)
 
     def mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask [B or 1, 1, end - start, end] of queries at places ``start`` .. ``end - 1`` over all keys before
-        ``end``: 0 where a query sees a key, else -infinity.
+        """Additive mask [B or 1, 1, end - start, end]: 0 where a query sees a key, else -infinity.
 
-        Made once and in the dtype of the scores: torch would keep a converted copy of a boolean mask in every block.
+        Queries are the tokens at places ``start`` .. ``end - 1`` of the sequence, keys all those before ``end``.
+
+        Made once, and in the dtype of the scores: torch would keep a converted copy of a boolean mask in every block.
         """
         key = (start, end, dtype)
         if key not in self._masks:

@@ -1,7 +1,7 @@
 """The ``cp`` axis: every rank holds some tokens of each sequence, and attention brings together what it needs.
 
-``gather`` (Llama 3, arXiv:2407.21783, section 3.3.2): a sequence is cut into 2 x cp chunks, and rank r holds chunks r and
-2 x cp - 1 - r, so that causal attention is the same work for all. Keys and values are gathered, queries stay.
+``gather`` (Llama 3, arXiv:2407.21783, section 3.3.2): a sequence is cut into 2 x cp chunks, and rank r holds chunks r
+and 2 x cp - 1 - r, so that causal attention is the same work for all. Keys and values are gathered, queries stay.
 ``ulysses`` (arXiv:2309.14509): rank r holds one contiguous chunk; around attention, heads are exchanged for tokens, so
 that every rank attends over the whole sequence with some of the heads.
 
@@ -76,7 +76,7 @@ class UlyssesCore(nn.Module):
     def forward(self, q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, context: Context) -> Tensor:
         ranks = dist.get_world_size(self.group)
         # One exchange for all three: each rank's heads of q, k and v lie together.
-        parts = [x_BHTE.unflatten(1, (ranks, -1)) for x_BHTE in (q_BHTE, k_BHTE, v_BHTE)]
+        parts = [torch.unflatten(x_BHTE, 1, (ranks, -1)) for x_BHTE in (q_BHTE, k_BHTE, v_BHTE)]
         heads = [part.shape[2] for part in parts]
         qkv_BhSE = heads_for_tokens(torch.cat(parts, dim=2).flatten(1, 2), self.group)
         q_BhSE, k_BhSE, v_BhSE = qkv_BhSE.split(heads, dim=1)
@@ -112,14 +112,14 @@ class _GatherSequence(torch.autograd.Function):
         gathered = x.new_empty(ranks * x.shape[0], *x.shape[1:])
         _all_gather(gathered, x.contiguous(), group=group)
         # [rank, .., 2, chunk, E]: the first chunks of all ranks, then the second ones from the last rank to the first.
-        first, second = gathered.view(ranks, *x.shape).unflatten(-2, (2, -1)).unbind(-3)
+        first, second = torch.unflatten(gathered.view(ranks, *x.shape), -2, (2, -1)).unbind(-3)
         return torch.cat((first, second.flip(0))).movedim(0, -3).flatten(-3, -2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         ranks = dist.get_world_size(ctx.group)
-        first, second = gradient.unflatten(-2, (2 * ranks, -1)).movedim(-3, 0).chunk(2)
+        first, second = torch.unflatten(gradient, -2, (2 * ranks, -1)).movedim(-3, 0).chunk(2)
         parts = torch.stack((first, second.flip(0)), dim=-3).flatten(-3, -2)
         out = parts.new_empty(parts.shape[1:])
         _reduce_scatter(out, parts.flatten(0, 1), group=ctx.group)
@@ -135,12 +135,12 @@ def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _to_heads(x_BHTE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    parts = x_BHTE.unflatten(1, (dist.get_world_size(group), -1)).movedim(1, 0)
+    parts = torch.unflatten(x_BHTE, 1, (dist.get_world_size(group), -1)).movedim(1, 0)
     return _exchange(parts, group).movedim(0, 2).flatten(2, 3)
 
 
 def _to_tokens(x_BhSE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    parts = x_BhSE.unflatten(2, (dist.get_world_size(group), -1)).movedim(2, 0)
+    parts = torch.unflatten(x_BhSE, 2, (dist.get_world_size(group), -1)).movedim(2, 0)
     # Laid out token by token, as the projections read and write it.
     return _exchange(parts, group).permute(1, 3, 0, 2, 4).flatten(2, 3).transpose(1, 2)
 

@@ -38,15 +38,13 @@ def _context_problems(job: Job, layout: Layout) -> list[str]:
     if cp == 1:
         return []
     problems = []
-    chunks = 2 * cp if job.parallel.context == "gather" else cp
+    kind = job.parallel.context
+    factor, chunks = ("2 x cp", 2 * cp) if kind == "gather" else ("cp", cp)
     if length % chunks:
-        factor = "2 x cp" if job.parallel.context == "gather" else "cp"
-        problems.append(
-            f"sequence_length={length} is not divisible by {factor}={chunks}, the chunks of context={job.parallel.context}"
-        )
+        problems.append(f"sequence_length={length} is not divisible by {factor}={chunks}, the chunks of context={kind}")
     if tp > 1 and length % (cp * tp):
         problems.append(f"sequence_length={length} is not divisible by cp x tp={cp * tp}")
-    if job.parallel.context == "ulysses":
+    if kind == "ulysses":
         problems += _head_problems(job.model, layout)
     return problems
 
@@ -57,7 +55,7 @@ def _head_problems(model: ModelConfig, layout: Layout) -> list[str]:
     heads = {"num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.num_key_value_heads}
     return [
         f"{name}={count} is not divisible by tp x cp={ranks}, as context=ulysses needs; "
-        f"the largest cp that would do is {most}; context=gather needs no heads"
+        f"the largest cp that would do is {most}, and context=gather takes any"
         for name, count in heads.items()
         if count % ranks and model.num_key_value_heads % layout.tp == 0
     ]

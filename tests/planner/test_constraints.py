@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
+from elastic_train.config.job import DataConfig, Job, ModelConfig, ParallelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 
 
-def problems(layout: Layout, *, slots: int = 8, sequence: int = 32, **model: Any) -> list[str]:
+def problems(layout: Layout, *, slots: int = 8, sequence: int = 32, context: Any = "gather", **model: Any) -> list[str]:
     shape = {
         "hidden_size": 480,
         "num_hidden_layers": 4,
@@ -23,6 +23,7 @@ def problems(layout: Layout, *, slots: int = 8, sequence: int = 32, **model: Any
         model=ModelConfig(**shape | model),
         training=TrainingConfig(steps=1, global_batch=2 * slots, micro_batch=2),
         data=DataConfig(uri="x", sequence_length=sequence),
+        parallel=ParallelConfig(context=context),
     )
     return check_layout(job, layout)
 
@@ -60,7 +61,28 @@ def test_what_is_not_there_yet() -> None:
         "tie_word_embeddings=true is not available with pp=2; use pp=1"
     ]
     assert problems(Layout(tp=2), tie_word_embeddings=True) == []
-    assert problems(Layout(cp=2)) == ["cp=2 is not available; use cp=1"]
+
+
+def test_context_by_gathering_needs_two_chunks_per_rank() -> None:
+    assert problems(Layout(cp=3)) == ["sequence_length=32 is not divisible by 2 x cp=6, the chunks of context=gather"]
+    assert problems(Layout(cp=2, tp=8), sequence=24) == ["sequence_length=24 is not divisible by cp x tp=16"]
+    assert problems(Layout(cp=16)) == problems(Layout(cp=4, tp=8)) == []
+
+
+@pytest.mark.parametrize(("layout", "most"), [(Layout(cp=16), 8), (Layout(cp=4, tp=4), 2)], ids=str)
+def test_context_by_heads_needs_heads_of_each_kind(layout: Layout, most: int) -> None:
+    """All at once, with the cp that would do; gathering takes any number of heads."""
+    reason = (
+        f"tp x cp=16, as context=ulysses needs; the largest cp that would do is {most}, and context=gather takes any"
+    )
+    assert problems(layout, context="ulysses", sequence=24) == [
+        *(["sequence_length=24 is not divisible by cp=16, the chunks of context=ulysses"] if layout.cp == 16 else []),
+        *(["sequence_length=24 is not divisible by cp x tp=16"] if layout.tp > 1 else []),
+        f"num_attention_heads=40 is not divisible by {reason}",
+        f"num_key_value_heads=8 is not divisible by {reason}",
+    ]
+    assert problems(Layout(cp=most, tp=layout.tp), context="ulysses") == []
+    assert problems(layout) == []
 
 
 @pytest.mark.parametrize(("slots", "ranks", "expected"), [(8, 1, 8), (8, 3, 3), (8, 8, 1), (9, 8, 2)])
