@@ -26,7 +26,7 @@ class Context:
         self.length = length
         self.documents_BS = documents_BS
         self.indices_T = torch.arange(length, device=device) if indices_T is None else indices_T
-        self._masks: dict[tuple[int, int], Tensor] = {}
+        self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
         self._cos_sin = rotary.tables(length, device)
         if documents_BS is not None:
             positions_BT = _positions(documents_BS)[:, self.indices_T]
@@ -40,21 +40,23 @@ class Context:
         """Rotary embedding by the place of each token in its document."""
         return rotate(x_BHTE, *self._cos_sin)
 
-    def mask(self, start: int, end: int) -> Tensor:
-        """Boolean mask [B or 1, 1, end - start, S']: which keys 0 .. S'-1 the held tokens ``start`` .. ``end - 1`` see.
+    def mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
+        """Additive mask [B or 1, 1, end - start, end]: 0 where a query sees a key, else -infinity.
 
-        S' is one more than the largest place among these tokens: later keys are seen by none of them.
+        Queries are the tokens at places ``start`` .. ``end - 1`` of the sequence, keys all those before ``end``.
+
+        Made once, and in the dtype of the scores: torch would keep a converted copy of a boolean mask in every block.
         """
-        if (start, end) not in self._masks:
-            query_T = self.indices_T[start:end]
-            last = int(query_T.max()) + 1
-            key_S = torch.arange(last, device=query_T.device)
-            seen = (key_S[None, :] <= query_T[:, None])[None]
+        key = (start, end, dtype)
+        if key not in self._masks:
+            place_S = torch.arange(end, device=self.indices_T.device)
+            seen = (place_S <= place_S[start:, None])[None]
             if self.documents_BS is not None:
-                documents_BS = self.documents_BS
-                seen = seen & (documents_BS[:, None, :last] == documents_BS[:, query_T, None])
-            self._masks[start, end] = seen[:, None]
-        return self._masks[start, end]
+                documents_BS = self.documents_BS[:, :end]
+                seen = seen & (documents_BS[:, None, :] == documents_BS[:, start:, None])
+            zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            self._masks[key] = zeros.masked_fill_(~seen, float("-inf"))[:, None]
+        return self._masks[key]
 
 
 def _positions(documents_BS: Tensor) -> Tensor:
@@ -69,16 +71,20 @@ class AttentionCore(nn.Module):
     """softmax(q k / sqrt(E)) v over all tokens of the sequence. What context parallelism and recomputation replace."""
 
     def forward(self, q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, context: Context) -> Tensor:
-        if context.documents_BS is None:
-            return attend(q_BHTE, k_BHTE, v_BHTE, None)
-        return attend(q_BHTE, k_BHTE, v_BHTE, context.mask(0, q_BHTE.shape[2]))
+        return attend(q_BHTE, k_BHTE, v_BHTE, context, start=0)
 
 
-def attend(q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention out_BHTE of queries over keys; without ``mask`` causal, with as many queries as keys."""
+def attend(q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, context: Context, *, start: int) -> Tensor:
+    """Attention out_BHTE of T queries at places ``start``, ``start + 1``, .. of the sequence.
+
+    Keys and values are in the order of the sequence, from its first token on; those after the last query are left out.
+    """
+    end = start + q_BHTE.shape[2]
+    causal = start == 0 and context.documents_BS is None
+    mask = None if causal else context.mask(start, end, q_BHTE.dtype)
     grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
     return F.scaled_dot_product_attention(
-        q_BHTE, k_BHSE, v_BHSE, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        q_BHTE, k_BHSE[:, :, :end], v_BHSE[:, :, :end], attn_mask=mask, is_causal=causal, enable_gqa=grouped
     )
 
 

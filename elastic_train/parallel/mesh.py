@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -54,7 +56,7 @@ class ParallelMesh:
         """The ranks that see different tokens and otherwise have the same place: over both data axes and ``cp``."""
         return self._batch.get_group()
 
-    @property
+    @cached_property
     def fsdp(self) -> DeviceMesh:
         """What ``fully_shard`` takes: (dp_replicate, shard), or only shard when nothing is replicated."""
         if self.layout.dp_replicate == 1:

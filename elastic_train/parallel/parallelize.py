@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.model.transformer import Transformer
+from elastic_train.parallel.compile import apply_compile
+from elastic_train.parallel.context import apply_context_parallel
 from elastic_train.parallel.data import DataParallel, apply_data_parallel
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.precision import apply_precision
+from elastic_train.parallel.recompute import recompute_attention, recompute_blocks
 from elastic_train.parallel.stages import Stages, stages_of
 from elastic_train.parallel.tensor import apply_tensor_parallel
 from elastic_train.planner.stage_split import layer_costs, split_layers, stages_of_rank, total_stages
@@ -30,6 +33,15 @@ def parallelize(*, job: Job, mesh: ParallelMesh) -> ParallelModel:
         # Tensor parallelism first: sharding then cuts what each tensor rank is left with, and gathers only that.
         if mesh.layout.tp > 1:
             apply_tensor_parallel(stage, mesh)
+        if layout.cp > 1:
+            apply_context_parallel(stage, job, mesh)
+        # Compiled code leaves attention out, and is itself run again where blocks are.
+        if job.training.recompute == "selective":
+            recompute_attention(stage)
+        if job.training.compile:
+            apply_compile(stage, mesh.device)
+        if job.training.recompute == "full":
+            recompute_blocks(stage)
     return ParallelModel(stages, apply_data_parallel(stages, job, mesh))
 
 

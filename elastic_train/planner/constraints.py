@@ -21,11 +21,9 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
 def lasting_problems(job: Job, layout: Layout) -> list[str]:
     """The violations that stay, whichever axes of ``layout`` are made larger: more data ranks may cure the others."""
     problems = _tensor_problems(job.model, job.data, layout) + _batch_problems(job.training, layout)
-    problems += _data_problems(job, layout) + _float8_problems(job, layout)
+    problems += _data_problems(job, layout) + _float8_problems(job, layout) + _context_problems(job, layout)
     if layout.pp > 1:
         problems += _schedule_problems(job, layout) + _stage_problems(job, layout)
-    if layout.cp > 1:
-        problems.append(f"cp={layout.cp} is not available; use cp=1")
     return problems
 
 
@@ -66,6 +64,35 @@ def _float8_problems(job: Job, layout: Layout) -> list[str]:
         f"{name}={size}{f' over {parts} ranks' if parts > 1 else ''} is not a multiple of 16, as precision=fp8 needs"
         for name, (size, parts) in sizes.items()
         if size % (16 * parts)
+    ]
+
+
+def _context_problems(job: Job, layout: Layout) -> list[str]:
+    """``gather`` cuts a sequence into 2 x cp chunks; ``ulysses`` gives every rank some heads of each kind."""
+    length, tp, cp = job.data.sequence_length, layout.tp, layout.cp
+    if cp == 1:
+        return []
+    problems = []
+    kind = job.parallel.context
+    factor, chunks = ("2 x cp", 2 * cp) if kind == "gather" else ("cp", cp)
+    if length % chunks:
+        problems.append(f"sequence_length={length} is not divisible by {factor}={chunks}, the chunks of context={kind}")
+    if tp > 1 and length % (cp * tp):
+        problems.append(f"sequence_length={length} is not divisible by cp x tp={cp * tp}")
+    if kind == "ulysses":
+        problems += _head_problems(job.model, layout)
+    return problems
+
+
+def _head_problems(model: ModelConfig, layout: Layout) -> list[str]:
+    ranks = layout.tp * layout.cp
+    most = model.num_key_value_heads // layout.tp
+    heads = {"num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.num_key_value_heads}
+    return [
+        f"{name}={count} is not divisible by tp x cp={ranks}, as context=ulysses needs; "
+        f"the largest cp that would do is {most}, and context=gather takes any"
+        for name, count in heads.items()
+        if count % ranks and model.num_key_value_heads % layout.tp == 0
     ]
 
 

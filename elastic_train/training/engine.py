@@ -168,16 +168,21 @@ class Engine:
         return losses
 
     def _load(self, step: int) -> MicroBatches:
-        """This data rank's slots; missing slots are padding."""
+        """This rank's tokens of its data rank's slots; missing slots are padding."""
         slots = slots_of(self._mesh.data_rank, self._mesh.layout.data_ranks, self._job.training.slots)
         samples = [self._batches.slot(step, slot) for slot in slots]
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))
         ids, labels = (np.stack(arrays) for arrays in zip(*samples, strict=True))
-        input_ids_MBT, labels_MBT = (torch.from_numpy(array).to(self._device) for array in (ids, labels))
+        input_ids_MBT, labels_MBT = (self._held(torch.from_numpy(array).to(self._device)) for array in (ids, labels))
         documents_MBS = None
         if self._job.data.document_mask:
             documents_MBS = torch.from_numpy(self._batches.documents(ids)).to(self._device)
         return MicroBatches(input_ids_MBT, labels_MBT, documents_MBS)
+
+    def _held(self, x_MBS: Tensor) -> Tensor:
+        """The tokens that this rank holds of every sequence: all of them, where ``cp`` is 1."""
+        indices_T = self._stages.modules[0].indices_T
+        return x_MBS if indices_T is None else x_MBS[..., indices_T]
 
     def _count_valid(self, labels: Tensor) -> int:
         valid = (labels != PADDING_LABEL).sum()

@@ -64,8 +64,26 @@ def test_more_data_ranks_than_slots() -> None:
     ]
 
 
-def test_what_is_not_there_yet() -> None:
-    assert problems(Layout(cp=2)) == ["cp=2 is not available; use cp=1"]
+def test_context_by_gathering_needs_two_chunks_per_rank() -> None:
+    assert problems(Layout(cp=3)) == ["sequence_length=32 is not divisible by 2 x cp=6, the chunks of context=gather"]
+    assert problems(Layout(cp=2, tp=8), sequence=24) == ["sequence_length=24 is not divisible by cp x tp=16"]
+    assert problems(Layout(cp=16)) == problems(Layout(cp=4, tp=8)) == []
+
+
+@pytest.mark.parametrize(("layout", "most"), [(Layout(cp=16), 8), (Layout(cp=4, tp=4), 2)], ids=str)
+def test_context_by_heads_needs_heads_of_each_kind(layout: Layout, most: int) -> None:
+    """All at once, with the cp that would do; gathering takes any number of heads."""
+    reason = (
+        f"tp x cp=16, as context=ulysses needs; the largest cp that would do is {most}, and context=gather takes any"
+    )
+    assert problems(layout, parallel={"context": "ulysses"}, sequence=24) == [
+        *(["sequence_length=24 is not divisible by cp=16, the chunks of context=ulysses"] if layout.cp == 16 else []),
+        *(["sequence_length=24 is not divisible by cp x tp=16"] if layout.tp > 1 else []),
+        f"num_attention_heads=40 is not divisible by {reason}",
+        f"num_key_value_heads=8 is not divisible by {reason}",
+    ]
+    assert problems(Layout(cp=most, tp=layout.tp), parallel={"context": "ulysses"}) == []
+    assert problems(layout) == []
 
 
 def test_largest_tp_is_named() -> None:

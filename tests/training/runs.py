@@ -71,6 +71,53 @@ def train(
     return metrics, before, pieces(engine), gradients
 
 
+@dataclass
+class GradientRun:
+    """Steps seen from outside: loss, pre-clip norm and whole gradients of each, before its update."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[dict[str, Array]]
+
+
+def run_gradients(job: Job, layout: Layout, steps: int, **synthetic: Any) -> GradientRun:
+    """Steps 1 .. ``steps`` on ``layout``."""
+    results = run_ranks(compute_gradients, layout.world_size, job, layout, steps, synthetic)
+    for scalars, _ in results:
+        assert repr(scalars) == repr(results[0][0]), "ranks report different losses or norms"
+    losses, norms = (list(values) for values in zip(*results[0][0], strict=True))
+    return GradientRun(losses, norms, [assemble([held[step] for _, held in results]) for step in range(steps)])
+
+
+def compute_gradients(
+    rank: int, job: Job, layout: Layout, steps: int, synthetic: dict[str, Any]
+) -> tuple[list[tuple[float, float]], list[dict[str, Piece]]]:
+    engine = Engine(job, layout, rank, SyntheticBatches(job, **synthetic))
+    engine.initialize()
+    places = engine.state()
+    scalars, held = [], []
+    for step in range(1, steps + 1):
+        gradients = engine.compute_gradients(step)
+        scalars.append((gradients.loss, gradients.norm))
+        pieces = {}
+        for name, gradient in gradients.shards.items():
+            place = places[f"param.{name}"]
+            pieces[name] = (place.global_shape, place.offsets, gradient.float().numpy().copy())
+        held.append(pieces)
+        engine.update(step, gradients)
+    return scalars, held
+
+
+def assert_same_gradients(actual: GradientRun, expected: GradientRun, tolerance: float = 1e-5) -> None:
+    """Losses, norms and every parameter's gradient, relative to its largest element."""
+    np.testing.assert_allclose(actual.losses, expected.losses, rtol=tolerance)
+    np.testing.assert_allclose(actual.norms, expected.norms, rtol=tolerance)
+    for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, rtol=0, atol=tolerance * np.abs(value).max(), err_msg=name)
+
+
 def write(engine: Engine, state: dict[str, Array]) -> None:
     """Copy this rank's boxes of whole tensors into the engine, as a restore does, and let compute follow."""
     for key, shard in engine.state().items():

@@ -17,7 +17,7 @@ class SyntheticBatches:
 
     ``masked``: largest fraction of labels that are padding, different per sample. ``empty_rows``: rows of the global
     batch without any valid label. ``planted``: (step, row, token) to put in the middle of that row. ``below``: limit of
-    the other tokens.
+    the other tokens. ``lengths``: of the documents in every row, instead of what the tokens say.
     """
 
     def __init__(
@@ -27,12 +27,14 @@ class SyntheticBatches:
         empty_rows: tuple[int, ...] = (),
         planted: tuple[int, int, int] | None = None,
         below: int | None = None,
+        lengths: tuple[int, ...] | None = None,
     ) -> None:
         self._job = job
         self._planted = planted
         self._below = below or job.model.vocab_size
         self._masked = masked
         self._empty_rows = empty_rows
+        self._lengths = lengths
 
     def sample_ids(self, step: int) -> list[int]:
         batch = self._job.training.global_batch
@@ -49,7 +51,10 @@ class SyntheticBatches:
         return np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
 
     def documents(self, input_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """A document ends at each token 0, as often as the skew of the tokens makes it."""
+        """A document ends at each token 0, as often as the skew of the tokens makes it, or as ``lengths`` says."""
+        if self._lengths is not None:
+            numbers = np.repeat(np.arange(len(self._lengths)), self._lengths)
+            return np.broadcast_to(numbers, input_ids.shape).copy()
         ends = np.zeros_like(input_ids)
         ends[..., 1:] = input_ids[..., :-1] == 0
         return ends.cumsum(axis=-1)

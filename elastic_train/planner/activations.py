@@ -1,0 +1,130 @@
+"""Bytes that the forward pass of one block keeps for the backward pass, per micro-batch and rank.
+
+Beside the published formulas of Korthikanti et al. (arXiv:2205.05198, section 4 and table 2), for the GPT block of that
+paper, stand the exact ones for the block of this package, tensor by tensor. Weights, rotary tables and masks are not
+counted: blocks share them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from elastic_train.config.job import ModelConfig
+from elastic_train.config.layout import Layout
+
+Recompute = Literal["none", "selective", "full"]
+FLOAT32 = 4
+"""Bytes of a statistic: norms and softmax keep theirs in float32."""
+
+
+def paper_block_bytes(
+    *, sequence: int, batch: int, hidden: int, heads: int, tensor: int = 1, recompute: Recompute = "none"
+) -> float:
+    """``sbh / t * (34 + 5 a s / h)``, without the second term if attention is recomputed, ``2 sbh / t`` if all is.
+
+    16-bit numbers, dropout, MLP of width 4h, attention that keeps its probabilities, ``tensor``-way tensor and sequence
+    parallelism. (The paper's table keeps a block's input whole on every rank, ``2 sbh``; here it is cut as well.)
+    """
+    factor = {"none": 34 + 5 * heads * sequence / hidden, "selective": 34.0, "full": 2.0}[recompute]
+    return sequence * batch * hidden / tensor * factor
+
+
+def block_bytes(
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    sequence: int,
+    batch: int,
+    number_bytes: int,
+    recompute: Recompute = "none",
+    context: Literal["gather", "ulysses"] = "gather",
+    kernel: Literal["flash", "math"] = "flash",
+    fused_norm: bool = False,
+) -> dict[str, int]:
+    """What -> bytes, for the block of ``model.transformer``; the sum is what one block of a rank keeps.
+
+    ``number_bytes``: of an activation in the precision of compute. ``kernel``: ``flash`` keeps a statistic per query
+    and head, ``math`` float32 probabilities and copies of queries, keys and values (repeated where heads are grouped).
+    ``fused_norm``: true on cuda; on cpu RMSNorm keeps its input and its quotient in float32. Exact for sizes that the
+    layout divides.
+    """
+    tokens = batch * sequence // layout.cp
+    held = tokens // layout.tp
+    hidden = model.hidden_size * number_bytes
+    if recompute == "full":
+        return {"block input": held * hidden}
+    norm = held * (hidden + FLOAT32 if fused_norm else 2 * model.hidden_size * FLOAT32 + FLOAT32)
+    inner = tokens * model.intermediate_size // layout.tp * number_bytes
+    attention = (
+        _core_input_bytes(model, layout, tokens, number_bytes)
+        if recompute == "selective"
+        else _core_bytes(model, layout, sequence, batch, number_bytes, context, kernel)
+    )
+    return {
+        "attention norm": norm,
+        # Kept as gathered over the tensor ranks: every one of them holds all tokens of it.
+        "input of q, k and v": tokens * hidden,
+        **attention,
+        "input of o": tokens * model.num_attention_heads * model.head_size // layout.tp * number_bytes,
+        "feed-forward norm": norm,
+        "input of gate and up": tokens * hidden,
+        "gate, silu(gate), up and their product": 4 * inner,
+    }
+
+
+def _core_input_bytes(model: ModelConfig, layout: Layout, tokens: int, number_bytes: int) -> dict[str, int]:
+    heads = model.num_attention_heads + 2 * model.num_key_value_heads
+    return {"q, k and v": tokens * heads // layout.tp * model.head_size * number_bytes}
+
+
+def _core_bytes(
+    model: ModelConfig,
+    layout: Layout,
+    sequence: int,
+    batch: int,
+    number_bytes: int,
+    context: Literal["gather", "ulysses"],
+    kernel: Literal["flash", "math"],
+) -> dict[str, int]:
+    """Between the projections of attention. ``gather`` keeps keys and values of the whole sequence."""
+    gathered = layout.cp > 1 and context == "gather"
+    tokens = batch * sequence // layout.cp
+    queries, keys = model.num_attention_heads // layout.tp, model.num_key_value_heads // layout.tp
+    if kernel == "math":
+        # Two chunks of c queries see (r + 1) c and (2 cp - r) c keys: (2 cp + 1) c together, whatever the rank r.
+        chunk = sequence // (2 * layout.cp)
+        seen = (2 * layout.cp + 1) * chunk if gathered else sequence // layout.cp
+        pairs = (2 * layout.cp + 1) * chunk**2 if gathered else sequence**2 // layout.cp
+        numbers = batch * queries * model.head_size
+        return {
+            "q in float32": numbers * sequence // layout.cp * FLOAT32,
+            "repeated k and v in float32": 2 * numbers * seen * FLOAT32,
+            "probabilities": batch * queries * pairs * FLOAT32,
+        }
+    width = model.head_size * number_bytes
+    terms = {
+        "q": tokens * queries * width,
+        "k and v": 2 * keys * width * (batch * sequence if gathered else tokens),
+        "softmax statistics": tokens * queries * FLOAT32,
+    }
+    # Without cp the output as the kernel keeps it is the input of the next projection.
+    return terms | ({"output of the kernel": tokens * queries * width} if layout.cp > 1 else {})
+
+
+def mask_bytes(
+    layout: Layout,
+    *,
+    sequence: int,
+    batch: int,
+    number_bytes: int,
+    documents: bool,
+    context: Literal["gather", "ulysses"] = "gather",
+) -> int:
+    """Attention masks of one micro-batch, made once for all blocks; 0 where ``causal`` says it all.
+
+    With ``gather`` the most that a rank holds: rank 0 needs none for its first chunk if there are no documents.
+    """
+    rows = batch if documents else 1
+    if layout.cp > 1 and context == "gather":
+        return rows * (2 * layout.cp + 1) * (sequence // (2 * layout.cp)) ** 2 * number_bytes
+    return rows * sequence**2 * number_bytes if documents else 0
