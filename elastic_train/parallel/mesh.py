@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -53,6 +55,11 @@ class ParallelMesh:
     def batch_group(self) -> dist.ProcessGroup:
         """The ranks that see different tokens and otherwise have the same place: over both data axes and ``cp``."""
         return self._batch.get_group()
+
+    @cached_property
+    def stage_group(self) -> dist.ProcessGroup:
+        """All ranks of this pipeline stage. Made when first asked for: all ranks do so at the same place, or none."""
+        return self._flat(("dp_replicate", "dp_shard", "cp", "tp"), "stage").get_group()
 
     @property
     def fsdp(self) -> DeviceMesh:

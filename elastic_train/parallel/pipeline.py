@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -37,6 +38,7 @@ class Pipeline:
     ) -> None:
         stage, layout = mesh.place.pp, mesh.layout
         (model,) = stages.modules
+        self._model, self._mesh, self._loss = model, mesh, loss
         self._first, self._last = stage == 0, stage == layout.pp - 1
         # Static shapes: without them torch sends pickled metadata between the stages and runs a trial step.
         batch, tokens, dtype = (
@@ -46,6 +48,7 @@ class Pipeline:
         )
         ids = torch.empty(batch, tokens, dtype=torch.int64, device="meta")
         hidden = _example(batch, tokens // layout.tp, job.model.hidden_size, dtype=dtype)
+        self._hidden = hidden
         logits = _example(batch, tokens, job.model.vocab_size, dtype=dtype)
         torch_stage = PipelineStage(
             model,
@@ -73,6 +76,27 @@ class Pipeline:
             **documents,
         )
         return [loss.detach() for loss in losses]
+
+    @torch.no_grad()
+    def evaluate(self, batches: MicroBatches) -> list[Tensor]:
+        """Forward only, any number of micro-batches: their losses on the last stage, else []."""
+        losses: list[Tensor] = []
+        sent: list[tuple[Any, Tensor]] = []
+        for index in range(len(batches)):
+            x = batches.input_ids_MBT[index]
+            if not self._first:
+                x = torch.empty(self._hidden.shape, dtype=self._hidden.dtype, device=self._mesh.device)
+                dist.recv(x, group=self._mesh.pipeline_group, group_src=self._mesh.place.pp - 1)
+            x = self._model(x, None if batches.documents_MBS is None else batches.documents_MBS[index])
+            if self._last:
+                losses.append(self._loss(x, batches.labels_MBT[index]))
+            else:
+                # Kept until it has been sent.
+                work = dist.isend(x, group=self._mesh.pipeline_group, group_dst=self._mesh.place.pp + 1)
+                sent.append((work, x))
+        for work, _ in sent:
+            work.wait()
+        return losses
 
 
 def _example(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -44,3 +44,6 @@ class Replicated:
 
     def publish(self) -> None:
         """Nothing to do: compute uses the master weights themselves."""
+
+    def release(self) -> None:
+        """Nothing to do: nothing is gathered."""
