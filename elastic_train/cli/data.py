@@ -120,7 +120,8 @@ def prepare_missing(job: Job) -> None:
 
 
 def data_problems(job: Job) -> list[str]:
-    """Why the job cannot be trained on its data set; empty when it can. Raises DataError when there is none."""
+    """Why the job cannot be trained and evaluated on its data sets; empty when it can. Raises DataError for none."""
+    from elastic_train.data.evaluation import unfit_for_evaluation
     from elastic_train.data.manifest import read_manifest
     from elastic_train.storage.store import Store
 
@@ -137,4 +138,4 @@ def data_problems(job: Job) -> list[str]:
             f"model.vocab_size={job.model.vocab_size}: must be at least {manifest.tokenizer.vocab_size}, "
             f"the vocabulary of data.uri={job.data.uri}"
         )
-    return problems
+    return problems + unfit_for_evaluation(job, manifest)

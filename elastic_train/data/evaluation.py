@@ -9,6 +9,8 @@ import numpy as np
 from elastic_train.data.batches import PADDING_LABEL, document_numbers
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
+from elastic_train.data.manifest import read_manifest
+from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
     from elastic_train.config.job import Job
@@ -50,20 +52,29 @@ class EvaluationBatches:
 def open_evaluation(job: Job, training: TokenDataset) -> EvaluationBatches | None:
     """The samples that ``evaluation`` names; None when it names none.
 
-    Raises :class:`DataError`, as :func:`evaluation_problems` would, or
-    :class:`~elastic_train.storage.errors.StorageError`.
+    Raises :class:`DataError`, also when they do not fit, or :class:`~elastic_train.storage.errors.StorageError`.
     """
     if job.evaluation.uri is None:
         return None
     dataset = TokenDataset.open(job.evaluation.uri, job.data.sequence_length, job.storage)
-    problems = evaluation_problems(job, dataset.manifest, training.manifest)
+    problems = _problems(job, dataset.manifest, training.manifest)
     if problems:
         raise DataError("; ".join(problems))
     return EvaluationBatches(dataset, samples=job.evaluation.samples, micro_batch=job.training.micro_batch)
 
 
-def evaluation_problems(job: Job, evaluation: Manifest, training: Manifest) -> list[str]:
-    """Why the job cannot be evaluated on a data set, told from the manifests alone; one sentence each."""
+def unfit_for_evaluation(job: Job, training: Manifest) -> list[str]:
+    """Why the job cannot be evaluated, told from the manifests alone: one sentence each; empty when it can.
+
+    Raises as :func:`open_evaluation` when there is no such data set.
+    """
+    if job.evaluation.uri is None:
+        return []
+    evaluation, _ = read_manifest(Store.open(job.evaluation.uri, job.storage))
+    return _problems(job, evaluation, training)
+
+
+def _problems(job: Job, evaluation: Manifest, training: Manifest) -> list[str]:
     uri, problems = job.evaluation.uri, []
     samples = max(evaluation.tokens - 1, 0) // job.data.sequence_length
     if samples < job.evaluation.samples:

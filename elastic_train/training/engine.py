@@ -77,6 +77,11 @@ class StepMetrics:
     eval_loss: float | None = None
     eval_loss_ema: float | None = None
 
+    def evaluation(self) -> dict[str, float]:
+        """The losses of an evaluation by name; {} when none was due."""
+        losses = {"eval_loss": self.eval_loss, "eval_loss_ema": self.eval_loss_ema}
+        return {name: loss for name, loss in losses.items() if loss is not None}
+
 
 class Engine:
     """Trains one job in one layout. All ranks call the same methods in the same order."""

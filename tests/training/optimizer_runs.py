@@ -121,6 +121,26 @@ def train_and_evaluate(
     return metrics, pieces(engine)
 
 
+def evaluate_at(rank: int, job: Job, layout: Layout, state: dict[str, Array]) -> tuple[float, float]:
+    """Loss of the evaluation samples at ``state``: as an evaluation has it, and as a training step has it."""
+    evaluation = evaluation_of(job)
+    engine = Engine(job, layout, rank, AsStep(evaluation), evaluation)
+    write(engine, state)
+    engine.publish()
+    return engine.evaluate(), engine.compute_gradients(1).loss
+
+
+class AsStep:
+    """The samples of an evaluation, as a step would train on them."""
+
+    def __init__(self, evaluation: EvaluationBatches) -> None:
+        self._evaluation = evaluation
+        self.padding, self.documents = evaluation.padding, evaluation.documents
+
+    def slot(self, step: int, index: int) -> Any:
+        return self._evaluation.slot(index) if index < self._evaluation.slots else self.padding()
+
+
 def average_by_hand(rank: int, job: Job, layout: Layout, steps: int) -> tuple[dict[str, Piece], dict[str, Piece]]:
     """State at the end, and what the average of the weights should be: float64, from the weights after each step."""
     decay = job.training.ema_decay
