@@ -82,7 +82,7 @@ def _problems(job: Job, evaluation: Manifest, training: Manifest) -> list[str]:
     if evaluation.tokenizer.sha256 != training.tokenizer.sha256:
         problems.append(
             f"evaluation.uri={uri}: its tokenizer ({evaluation.tokenizer.vocab_size} entries) is another one than that "
-            f"of data.uri={job.data.uri} ({training.tokenizer.vocab_size} entries); prepare both with the same"
+            f"of data.uri={job.data.uri} ({training.tokenizer.vocab_size} entries); prepare it with --tokenizer"
         )
     return problems
 
