@@ -193,3 +193,17 @@ def test_a_gradient_fifty_times_as_large_is_seen_and_clipped(layout: Layout) -> 
     before, after = (assemble([rank[index] for rank in spiked]) for index in (1, 2))
     moved = sum(float(((after[key] - before[key]).astype(np.float64) ** 2).sum()) for key in before)
     assert math.sqrt(moved) == pytest.approx(0.5 * 1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "layout"), [("sgd", Layout()), ("muon", Layout(dp_shard=2))], ids=str)
+def test_one_bad_micro_batch_drops_the_whole_step(name: str, layout: Layout) -> None:  # NU-04, NU-06
+    """Token 255 is in one of the eight micro-batches of step 2, and its embedding is NaN: nothing moves on any rank."""
+    job = job_with_optimizer(name)
+    start = run(job, Layout(), 1).after
+    start["param.model.embed_tokens.weight"][255] = np.nan
+    bad = {"planted": (2, 6, 255), "below": 255}
+    stopped = run(job, layout, 2, first=2, state=start, **bad)
+    assert math.isnan(stopped.losses[0])
+    for key, value in start.items():
+        np.testing.assert_array_equal(stopped.after[key], value, err_msg=key)
+    assert all(map(math.isfinite, run(job, layout, 3, first=3, state=stopped.after, **bad).losses))
