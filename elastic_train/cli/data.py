@@ -27,6 +27,10 @@ def prepare_data(
         str | None, typer.Option(help="Folder for the shards, a path or s3:// URI (default: runs/data/CORPUS).")
     ] = None,
     vocab_size: Annotated[int, typer.Option(min=257, help="Entries of the byte-level BPE tokenizer.")] = 4096,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="Folder of a data set whose tokenizer to use: an evaluation set needs that of the training."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a data set of other inputs.")] = False,
     endpoint_url: Endpoint = None,
 ) -> None:
@@ -39,7 +43,13 @@ def prepare_data(
     with progress_bar() as progress:
         report = phase_reporter(progress)
         made = prepare(
-            source, folder, vocab_size, storage=_storage(folder, endpoint_url), progress=report, overwrite=overwrite
+            source,
+            folder,
+            vocab_size,
+            storage=_storage(folder, endpoint_url),
+            progress=report,
+            overwrite=overwrite,
+            tokenizer_of=tokenizer,
         )
     typer.echo(f"{made.uri}: {'already there' if made.reused else 'written'}")
     _describe(made.manifest)
@@ -120,7 +130,8 @@ def prepare_missing(job: Job) -> None:
 
 
 def data_problems(job: Job) -> list[str]:
-    """Why the job cannot be trained on its data set; empty when it can. Raises DataError when there is none."""
+    """Why the job cannot be trained and evaluated on its data sets; empty when it can. Raises DataError for none."""
+    from elastic_train.data.evaluation import unfit_for_evaluation
     from elastic_train.data.manifest import read_manifest
     from elastic_train.storage.store import Store
 
@@ -137,4 +148,4 @@ def data_problems(job: Job) -> list[str]:
             f"model.vocab_size={job.model.vocab_size}: must be at least {manifest.tokenizer.vocab_size}, "
             f"the vocabulary of data.uri={job.data.uri}"
         )
-    return problems
+    return problems + unfit_for_evaluation(job, manifest)

@@ -10,7 +10,15 @@ import math
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 TRACKING_SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
 """What MLflow takes; it refuses plain folders."""
@@ -172,8 +180,21 @@ class EvaluationConfig(Section):
     samples: Annotated[int, Field(ge=1)] = Field(default=64, description="the first so many samples are evaluated")
 
 
+_OPTIMIZER_SETTINGS = {
+    "adamw": ("betas", "eps", "weight_decay"),
+    "adam": ("betas", "eps", "weight_decay"),
+    "sgd": ("momentum", "weight_decay"),
+    "lion": ("betas", "weight_decay"),
+    "muon": ("momentum", "betas", "eps", "weight_decay"),
+}
+"""What each optimizer takes beside the learning rate and the clipping."""
+
+
 class OptimizerConfig(Section):
-    """Weight decay applies to matrices, not to norms, biases and embeddings."""
+    """Weight decay applies to matrices, not to norms, biases and embeddings.
+
+    A setting that the optimizer does not use is refused when it is given, and left out when the job is written.
+    """
 
     name: Literal["adamw", "adam", "sgd", "lion", "muon"] = Field(default="adamw", description="optimizer")
     learning_rate: Annotated[float, Field(gt=0)] = Field(default=3e-4, description="peak of the schedule")
@@ -181,15 +202,42 @@ class OptimizerConfig(Section):
         default=(0.9, 0.95), description="decay of the first and second moment"
     )
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="added to the root of the second moment")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.1, description="per step, times the rate")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.1, description="per step, times the rate; adam and sgd add it, times the weight, to the gradient"
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="of sgd, and of muon's matrices")
     clip_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0, description="L2 limit of the global gradient; null: no clipping"
     )
 
+    @property
+    def unused(self) -> set[str]:
+        """Names of the fields that this optimizer does not look at."""
+        every = {name for names in _OPTIMIZER_SETTINGS.values() for name in names}
+        return every - set(_OPTIMIZER_SETTINGS[self.name])
+
+    @model_validator(mode="after")
+    def _settings(self) -> Self:
+        given = sorted(self.unused & self.model_fields_set)
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} is not used by name={self.name}, which takes "
+                f"{', '.join(_OPTIMIZER_SETTINGS[self.name])}"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _used(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if name not in self.unused}
+
 
 class ScheduleConfig(Section):
-    """lr(t) = peak * t / warmup_steps during the warm-up, then from the peak to min_lr at ``training.steps``."""
+    """lr(t) = peak * t / warmup_steps during the warm-up, then from the peak to min_lr at ``training.steps``.
+
+    ``cosine`` and ``linear`` fall from the end of the warm-up on; ``wsd`` (warm-up, stable, decay) stays at the peak
+    and falls linearly in the last decay_steps; ``constant`` stays.
+    """
 
     name: Literal["constant", "cosine", "linear", "wsd"] = Field(
         default="cosine", description="shape after the warm-up"
@@ -199,6 +247,14 @@ class ScheduleConfig(Section):
     decay_steps: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="wsd: length of the linear decay at the end; null: a tenth of training.steps"
     )
+
+    @model_validator(mode="after")
+    def _settings(self) -> Self:
+        if self.decay_steps is not None and self.name != "wsd":
+            raise ValueError(f"decay_steps={self.decay_steps} is for name=wsd; with name={self.name} leave it out")
+        if self.name == "constant" and self.min_lr:
+            raise ValueError(f"min_lr={self.min_lr} is not reached with name=constant; leave it out")
+        return self
 
 
 class ParallelConfig(Section):
@@ -418,6 +474,12 @@ class Job(Section):
             problems.append(
                 f"schedule.warmup_steps={self.schedule.warmup_steps}: must be at most "
                 f"training.steps={self.training.steps}"
+            )
+        warmup, decay = self.schedule.warmup_steps, self.schedule.decay_steps or 0
+        if warmup <= self.training.steps < warmup + decay:
+            problems.append(
+                f"schedule.decay_steps={decay}: must be at most training.steps - schedule.warmup_steps = "
+                f"{self.training.steps} - {warmup} = {self.training.steps - warmup}"
             )
         if self.schedule.min_lr > self.optimizer.learning_rate:
             problems.append(

@@ -26,8 +26,11 @@ def anchored(job: Job, base: Path) -> Job:
     """The job with relative local paths below ``base``: workers run in folders of their own."""
     data = job.data.model_copy(update={"uri": _absolute(job.data.uri, base)})
     storage = job.storage.model_copy(update={"uri": _absolute(job.storage.uri, base)})
+    evaluation = job.evaluation
+    if evaluation.uri is not None:
+        evaluation = evaluation.model_copy(update={"uri": _absolute(evaluation.uri, base)})
     tracking = job.tracking.model_copy(update={"uri": _absolute_sqlite(job.tracking.uri, base)})
-    return job.model_copy(update={"data": data, "storage": storage, "tracking": tracking})
+    return job.model_copy(update={"data": data, "storage": storage, "tracking": tracking, "evaluation": evaluation})
 
 
 def _absolute_sqlite(uri: str | None, base: Path) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from inspect import cleandoc
 
 from pydantic.fields import FieldInfo
 
@@ -27,7 +28,7 @@ def reference() -> str:
     parts += ["## Top level", "", *_table(Job, "")]
     for name, field in Job.model_fields.items():
         if (section := section_of(field)) is not None:
-            parts += ["", f"## {name}", "", (section.__doc__ or "").strip(), "", *_table(section, f"{name}.")]
+            parts += ["", f"## {name}", "", cleandoc(section.__doc__ or ""), "", *_table(section, f"{name}.")]
     return "\n".join(parts) + "\n"
 
 

@@ -27,7 +27,10 @@ def job_store(job: Job) -> Store:
 
 
 def identity(job: Job, data_digest: str) -> dict[str, Any]:
-    """What must not change between two submissions of one name: it decides the weights and the order of the samples."""
+    """What must not change between two submissions of one name.
+
+    It decides the weights, the order of the samples, and which tensors a checkpoint has.
+    """
     return {
         "model": job.model.model_dump(mode="json"),
         "seed": job.seed,
@@ -36,6 +39,8 @@ def identity(job: Job, data_digest: str) -> dict[str, Any]:
         "global_batch": job.training.global_batch,
         "micro_batch": job.training.micro_batch,
         "precision": job.training.precision,
+        "optimizer": job.optimizer.name,
+        "averaged_weights": job.training.ema_decay is not None,
     }
 
 

@@ -114,6 +114,9 @@ def step_line(generation: Generation, step: int, samples: list[int] | None) -> d
     said = generation.stepped[step]
     first = said[min(said)]
     line: dict[str, Any] = {key: first[key] for key in ("step", "loss", "grad_norm", "lr", "valid_tokens")}
+    evaluation = {key: first[key] for key in ("eval_loss", "eval_loss_ema") if key in first}
+    if evaluation:
+        line |= evaluation | {"eval_seconds": max(message["eval_seconds"] for message in said.values())}
     line["seconds"] = max(message["seconds"] for message in said.values())
     line["snapshot_seconds"] = max(message["snapshot_seconds"] for message in said.values())
     line["stall_seconds"] = max(message["stall_seconds"] for message in said.values())

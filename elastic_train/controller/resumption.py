@@ -10,6 +10,7 @@ from elastic_train.checkpoint.retention import set_aside
 from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.config.job import Job
 from elastic_train.data.errors import DataError
+from elastic_train.data.evaluation import unfit_for_evaluation
 from elastic_train.data.manifest import Manifest, read_manifest
 from elastic_train.data.order import SampleOrder
 from elastic_train.storage.store import Store
@@ -45,9 +46,13 @@ def open_data(job: Job) -> OpenedData:
     """Read the data set's manifest (no shard).
 
     Raises:
-        DataError: there is none, or it has too few samples or too large a vocabulary for the job.
+        DataError: there is none, or it has too few samples or too large a vocabulary for the job; or the evaluation's
+            data set does not fit.
     """
     manifest, digest = read_manifest(Store.open(job.data.uri, job.storage))
+    problems = unfit_for_evaluation(job, manifest)
+    if problems:
+        raise DataError("; ".join(problems))
     return OpenedData(digest, partial(_sample_ids, _order(job, manifest), job.training.global_batch))
 
 

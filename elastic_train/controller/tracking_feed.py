@@ -13,6 +13,8 @@ from elastic_train.controller.tracker import Tracker, tracking_uri
 
 _STATUS: dict[str, Literal["FINISHED", "FAILED", "KILLED"]] = {"finished": "FINISHED", "failed": "FAILED"}
 _METRICS = ("loss", "grad_norm", "lr", "seconds", "valid_tokens", "snapshot_seconds", "stall_seconds")
+_EVALUATION = ("eval_loss", "eval_loss_ema", "eval_seconds")
+"""Only on the steps after which an evaluation was due."""
 
 
 class TrackingFeed:
@@ -52,6 +54,7 @@ class TrackingFeed:
             return
         if event["event"] == "step":
             metrics = {name: event[name] for name in _METRICS}
+            metrics |= {name: event[name] for name in _EVALUATION if name in event}
             metrics["step_seconds"] = metrics.pop("seconds")
             metrics["tokens_per_second"] = event["valid_tokens"] / event["seconds"]
             metrics["generation"] = event["generation"]

@@ -33,6 +33,7 @@ from elastic_train.controller.process_control import name_process
 from elastic_train.controller.wire import Message, decode, encode
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.evaluation import open_evaluation
 from elastic_train.data.order import SampleOrder
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
@@ -94,7 +95,8 @@ class Trainer:
     def _build_engine(self) -> Engine:
         dataset = TokenDataset.open(self._job.data.uri, self._job.data.sequence_length, self._job.storage)
         order = SampleOrder(len(dataset), self._job.seed)
-        engine = Engine(self._job, self._layout, self._rank, StepBatches(dataset, order, self._job.training))
+        batches = StepBatches(dataset, order, self._job.training)
+        engine = Engine(self._job, self._layout, self._rank, batches, open_evaluation(self._job, dataset))
         engine.on_progress = self._control.beat
         return engine
 
@@ -131,7 +133,7 @@ class Trainer:
         self._control.start(step)
         started, cpu_started = time.time(), time.process_time()
         metrics = engine.train_step(step)
-        seconds = time.time() - started
+        computed = time.time()
         if not all(map(_is_finite, (metrics.loss, metrics.grad_norm))):
             raise NonFiniteLoss(
                 f"step {step}: loss={metrics.loss}, grad_norm={metrics.grad_norm}; no weight was changed"
@@ -150,10 +152,12 @@ class Trainer:
                 "grad_norm": metrics.grad_norm,
                 "lr": metrics.lr,
                 "valid_tokens": metrics.valid_tokens,
-                "seconds": seconds,
+                **metrics.evaluation(),
+                "eval_seconds": engine.evaluation_seconds,
+                "seconds": computed - started - engine.evaluation_seconds,
                 "cpu_seconds": time.process_time() - cpu_started,
                 "snapshot_seconds": time.time() - copy_started,
-                "stall_seconds": copy_started - started - seconds,
+                "stall_seconds": copy_started - computed,
             }
         )
 

@@ -43,6 +43,17 @@ def slots_of(data_rank: int, data_ranks: int, slots: int) -> range:
     return range(start, start + each + (data_rank < more))
 
 
+def document_numbers(input_ids: Tokens, eos_id: int) -> Tokens:
+    """Number, from 0 in each sequence, of the document that a token is in; int64, of the shape of ``input_ids``.
+
+    A document ends with its end-of-text token. The label there is the first token of the next document: it is
+    predicted from the document that ends, and counts in the loss.
+    """
+    ends = np.zeros_like(input_ids)
+    ends[..., 1:] = input_ids[..., :-1] == eos_id
+    return np.cumsum(ends, axis=-1)
+
+
 class StepBatches:
     """Step ``t`` (from 1) trains on global indices ``[(t - 1) * global_batch, t * global_batch)``.
 
@@ -84,14 +95,8 @@ class StepBatches:
         return np.zeros(shape, np.int64), np.full(shape, PADDING_LABEL, np.int64)
 
     def documents(self, input_ids: Tokens) -> Tokens:
-        """Number, from 0 in each sequence, of the document that a token is in; int64, of the shape of ``input_ids``.
-
-        A document ends with its end-of-text token. The label there is the first token of the next document: it is
-        predicted from the document that ends, and counts in the loss.
-        """
-        ends = np.zeros_like(input_ids)
-        ends[..., 1:] = input_ids[..., :-1] == self._dataset.eos_id
-        return np.cumsum(ends, axis=-1)
+        """The document that each token is in, as :func:`document_numbers` counts."""
+        return document_numbers(input_ids, self._dataset.eos_id)
 
     def _ids(self, step: int, places: range) -> list[int]:
         if step < 1:

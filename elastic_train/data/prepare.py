@@ -13,7 +13,14 @@ import numpy as np
 from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import MANIFEST, Inputs, Manifest, Shard, Skipped, Tokenizer, read_manifest
 from elastic_train.data.shards import read_blocks, write_shard
-from elastic_train.data.tokenizer import EOS, EOS_ID, encode_documents, sample_documents, train_tokenizer
+from elastic_train.data.tokenizer import (
+    EOS,
+    EOS_ID,
+    encode_documents,
+    load_tokenizer,
+    sample_documents,
+    train_tokenizer,
+)
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 
@@ -52,20 +59,26 @@ def prepare(
     storage: StorageConfig | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
+    tokenizer_of: str | None = None,
     sample_bytes: int = SAMPLE_BYTES,
     shard_tokens: int = SHARD_TOKENS,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Prepared:
     """Makes the data set of ``corpus`` in the folder ``out`` (local or S3, ``storage`` has the endpoint).
 
-    The same corpus and settings give the same bytes. The tokenizer is trained on about ``sample_bytes`` of the corpus.
+    The same corpus and settings give the same bytes. The tokenizer is trained on about ``sample_bytes`` of the corpus,
+    or it is that of the data set in the folder ``tokenizer_of``, and ``vocab_size`` does not matter.
     A folder that holds a data set of the same inputs is reused (made again when shards are missing); one of other
     inputs is refused unless ``overwrite``.
     Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
     """
     report = progress or (lambda phase, done, total: None)
     store = Store.open(out, storage)
+    given = _tokenizer_of(Store.open(tokenizer_of, storage)) if tokenizer_of is not None else None
     inputs = _inputs(corpus, vocab_size, sample_bytes, shard_tokens, batch_tokens, report)
+    if given is not None:
+        taken = {"vocab_size": given.get_vocab_size(), "tokenizer": f"sha256 {_sha256(_text_of(given))}"}
+        inputs = inputs.model_copy(update=taken)
     if store.exists(MANIFEST):
         manifest, digest = read_manifest(store)
         if manifest.inputs_sha256 == inputs.digest() and _is_whole(store, manifest):
@@ -76,18 +89,36 @@ def prepare(
             )
         store.delete(MANIFEST)  # first, so that a crash leaves no mixture that looks whole
     report("tokenizer", 0, inputs.corpus_bytes)
-    tokenizer = train_tokenizer(sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes), vocab_size)
+    sample = sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes)
+    tokenizer = given or train_tokenizer(sample, vocab_size)
     report("tokenizer", inputs.corpus_bytes, inputs.corpus_bytes)
-    text = tokenizer.to_str(pretty=True).encode() + b"\n"
+    text = _text_of(tokenizer)
     store.write(TOKENIZER, [text])
     entry = Tokenizer(
         path=TOKENIZER,
-        sha256=hashlib.sha256(text).hexdigest(),
+        sha256=_sha256(text),
         vocab_size=tokenizer.get_vocab_size(),
         eos_id=EOS_ID,
         eos_token=EOS,
     )
     return _write(store, corpus, tokenizer, entry, inputs, report)
+
+
+def _tokenizer_of(store: Store) -> tokenizers.Tokenizer:
+    """The tokenizer of a data set that :func:`prepare` has made."""
+    manifest, _ = read_manifest(store)
+    text = store.read(manifest.tokenizer.path)
+    if _sha256(text) != manifest.tokenizer.sha256:
+        raise DataError(f"{store.uri}/{manifest.tokenizer.path} has not the sha256 of its manifest")
+    return load_tokenizer(text)
+
+
+def _text_of(tokenizer: tokenizers.Tokenizer) -> bytes:
+    return bytes(tokenizer.to_str(pretty=True).encode() + b"\n")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _is_whole(store: Store, manifest: Manifest) -> bool:

@@ -38,6 +38,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def load_tokenizer(text: bytes) -> Tokenizer:
+    """The tokenizer that ``text``, the content of a ``tokenizer.json``, describes."""
+    return Tokenizer.from_str(text.decode())
+
+
 def sample_documents(documents: Iterable[Document], total_bytes: int, sample_bytes: int) -> Iterator[str]:
     """Texts of about ``sample_bytes`` of the ``total_bytes``: whole documents, spread evenly, always the same ones."""
     credit = 0.0

@@ -41,6 +41,9 @@ class DataParallel(Protocol):
     def publish(self) -> None:
         """Make the weights that compute uses follow the master weights, after these were written."""
 
+    def release(self) -> None:
+        """Drop gathered weights after forward passes without a backward pass, which would have done so."""
+
 
 def apply_data_parallel(stages: Stages, job: Job, mesh: ParallelMesh) -> DataParallel:
     """Allocate the parameters of ``stages`` on ``mesh.device``, uninitialised, the way ``parallel.data`` says."""

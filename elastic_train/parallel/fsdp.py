@@ -27,6 +27,7 @@ class FullySharded:
     """Weights, gradients and moments are cut over ``dp_shard`` x ``cp`` and replicated over ``dp_replicate``."""
 
     def __init__(self, stages: Stages, job: Job, mesh: ParallelMesh) -> None:
+        self._modules = stages.modules
         self._roots = [_shard(module, job, mesh) for module in stages.modules]
         self.shards_are_cut = True
         self._keep = not job.parallel.reshard_after_forward
@@ -56,6 +57,12 @@ class FullySharded:
 
     def publish(self) -> None:
         """Nothing to do: weights are gathered anew in every step."""
+
+    def release(self) -> None:
+        for stage in self._modules:
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
 
 def _shard(module: Transformer, job: Job, mesh: ParallelMesh) -> FSDPModule:

@@ -57,6 +57,11 @@ class ParallelMesh:
         return self._batch.get_group()
 
     @cached_property
+    def stage_group(self) -> dist.ProcessGroup:
+        """All ranks of this pipeline stage. Made when first asked for: all ranks do so at the same place, or none."""
+        return self._flat(("dp_replicate", "dp_shard", "cp", "tp"), "stage").get_group()
+
+    @cached_property
     def fsdp(self) -> DeviceMesh:
         """What ``fully_shard`` takes: (dp_replicate, shard), or only shard when nothing is replicated."""
         if self.layout.dp_replicate == 1:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -101,7 +100,6 @@ class Pipeline:
                     sent.append((dist.isend(x, group=group, group_dst=self._rank_of[number + 1]), x))
         for work, _ in sent:
             work.wait()
-        _release_weights(list(self._stages.values()))
         return losses
 
     def _torch_stage(self, number: int, module: Transformer) -> PipelineStage:
@@ -145,11 +143,3 @@ class _Shapes:
 
     def logits(self) -> Tensor:
         return torch.empty(self._logits, dtype=self._dtype, device="meta", requires_grad=True)
-
-
-def _release_weights(modules: list[Transformer]) -> None:
-    """Drop what FSDP has gathered: nothing else does after a forward pass without a backward pass."""
-    for module in modules:
-        for part in module.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()

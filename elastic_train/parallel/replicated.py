@@ -72,6 +72,9 @@ class Replicated:
                 torch._foreach_copy_(weights, masters)
         gather_weights(gathered, self._dtype)
 
+    def release(self) -> None:
+        """Nothing to do: nothing is gathered."""
+
 
 def _bucket_members(stages: Stages, micro_batches: int) -> Iterator[list[Member]]:
     """One bucket per block in the order of the backward pass, then one of everything else."""

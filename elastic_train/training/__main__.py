@@ -20,6 +20,7 @@ from elastic_train.config.load import load_job
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
+from elastic_train.data.evaluation import open_evaluation
 from elastic_train.data.order import SampleOrder
 from elastic_train.planner.layouts import NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
@@ -58,21 +59,27 @@ def _build(job: Job) -> Engine:
             f"model.vocab_size={job.model.vocab_size} must be at least {dataset.vocab_size}, as in the data"
         )
     batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
+    evaluation = open_evaluation(job, dataset)
     if job.hosts.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(job.hosts.threads)
     dist.init_process_group("nccl" if job.hosts.device == "cuda" else "gloo")
-    return Engine(job, choice.layout, rank, batches)
+    return Engine(job, choice.layout, rank, batches, evaluation)
 
 
 def _run(engine: Engine, job: Job) -> None:
     engine.initialize()
     for step in range(1, job.training.steps + 1):
         start = time.perf_counter()
-        metrics = asdict(engine.train_step(step)) | {"seconds": round(time.perf_counter() - start, 4)}
+        metrics = engine.train_step(step)
+        seconds = time.perf_counter() - start - engine.evaluation_seconds
+        line = {name: value for name, value in asdict(metrics).items() if value is not None}
+        line["seconds"] = round(seconds, 4)
+        if metrics.evaluation():
+            line["eval_seconds"] = round(engine.evaluation_seconds, 4)
         if dist.get_rank() == 0:
-            print(json.dumps(metrics), flush=True)
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

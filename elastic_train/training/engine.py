@@ -7,8 +7,9 @@ imported it forks trainers that are ready to go.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +30,9 @@ from elastic_train.parallel.shard import LocalShard, cuts_of, replicas
 from elastic_train.parallel.tensor import sum_replicated_gradients, tensor_dim
 from elastic_train.parallel.tied import copies_in_stages, sum_tied_gradients
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
-from elastic_train.training.gradients import clip, float32_groups, squared_norm
+from elastic_train.training.ema import KIND, AveragedWeights
+from elastic_train.training.evaluation import EvaluationSamples, is_due, rounds
+from elastic_train.training.gradients import clip, squared_norm
 from elastic_train.training.loss import build_loss
 from elastic_train.training.optimizer import build_optimizer
 from elastic_train.training.schedule import learning_rate
@@ -63,7 +66,8 @@ class StepMetrics:
     """What one step did; the same values on every rank.
 
     ``loss``: mean over the valid tokens of the global batch. ``grad_norm``: L2 norm before clipping. If one of them is
-    NaN or infinite, nothing was updated. ``lr``: learning rate of the step.
+    NaN or infinite, nothing was updated. ``lr``: learning rate of the step. ``eval_loss``: mean over the valid tokens
+    of the evaluation samples after the update, ``eval_loss_ema`` with the averaged weights; None when none was due.
     """
 
     step: int
@@ -71,28 +75,45 @@ class StepMetrics:
     grad_norm: float
     lr: float
     valid_tokens: int
+    eval_loss: float | None = None
+    eval_loss_ema: float | None = None
+
+    def evaluation(self) -> dict[str, float]:
+        """The losses of an evaluation by name; {} when none was due."""
+        losses = {"eval_loss": self.eval_loss, "eval_loss_ema": self.eval_loss_ema}
+        return {name: loss for name, loss in losses.items() if loss is not None}
 
 
 class Engine:
     """Trains one job in one layout. All ranks call the same methods in the same order."""
 
-    def __init__(self, job: Job, layout: Layout, rank: int, batches: Batches) -> None:
+    def __init__(
+        self, job: Job, layout: Layout, rank: int, batches: Batches, evaluation: EvaluationSamples | None = None
+    ) -> None:
         """The default process group is initialised with ``layout.world_size`` ranks, this one being ``rank``.
 
-        Weights are uninitialised afterwards: call ``initialize`` or write into ``state``. Raises ValueError with all
-        reasons if the layout cannot run the job.
+        ``evaluation``: the samples that ``job.evaluation`` names. Weights are uninitialised afterwards: call
+        ``initialize`` or write into ``state``. Raises ValueError with all reasons if the layout cannot run the job.
         """
         problems = check_layout(job, layout)
+        if job.evaluation.uri is not None and evaluation is None:
+            problems.append(f"evaluation.uri={job.evaluation.uri}: its samples were not given")
         if problems:
             raise ValueError(f"layout {layout} cannot run this job: " + "; ".join(problems))
         self.on_progress: Callable[[], None] = lambda: None
+        self.evaluation_seconds = 0.0
+        """How long the evaluation of the last step took; 0 when none was due."""
         self._job = job
-        self._batches = batches
+        self._batches, self._evaluation = batches, evaluation
         self._device = _device(job.hosts.device)
         self._mesh = ParallelMesh(layout, rank, self._device)
         parallel = parallelize(job=job, mesh=self._mesh)
         self._stages, self._data = parallel.stages, parallel.data
-        self._optimizer = build_optimizer({name: shard.tensor for name, shard in self._data.shards.items()}, job)
+        self._optimizer = build_optimizer(self._data.shards, job, self._mesh, cut=self._data.shards_are_cut)
+        self._average: AveragedWeights | None = None
+        if job.training.ema_decay is not None:
+            weights = {name: shard.tensor for name, shard in self._data.shards.items()}
+            self._average = AveragedWeights(weights, job.training.ema_decay)
         self._copies = {name: self._replicas(name) for name in self._data.shards}
         self._micro_batches = micro_batches_per_rank(job.training.slots, layout.data_ranks)
         self._loss = build_loss(job.model, self._mesh)
@@ -109,17 +130,20 @@ class Engine:
         for tensors in self._optimizer.state.values():
             for tensor in tensors.values():
                 tensor.zero_()
+        if self._average is not None:
+            self._average.start()
         self.publish()
 
     def state(self) -> dict[str, LocalShard]:
         """The live local parts of all tensors, complete from step 0 on. Call ``publish`` after writing into them.
 
-        Keys: ``param.`` or the optimizer's kind of state, such as ``exp_avg.``, + parameter name (HF names, global
-        layer numbers).
+        Keys: ``param.``, the optimizer's kind of state, such as ``exp_avg.``, or ``ema.``, + parameter name (HF names,
+        global layer numbers).
         """
         shards = self._data.shards
         state = {f"param.{name}": shard for name, shard in shards.items()}
-        for kind, tensors in self._optimizer.state.items():
+        averages = {KIND: self._average.average} if self._average is not None else {}
+        for kind, tensors in (self._optimizer.state | averages).items():
             for name, tensor in tensors.items():
                 state[f"{kind}.{name}"] = LocalShard(tensor, shards[name].global_shape, shards[name].offsets)
         return state
@@ -129,8 +153,16 @@ class Engine:
         self._data.publish()
 
     def train_step(self, step: int) -> StepMetrics:
-        """Run update number ``step`` (1-based) on its samples. A step that is not finite changes nothing, anywhere."""
-        return self.update(step, self.compute_gradients(step))
+        """Run update number ``step`` (1-based) on its samples, and an evaluation where one is due.
+
+        A step that is not finite changes nothing, anywhere.
+        """
+        metrics = self.update(step, self.compute_gradients(step))
+        started = time.perf_counter()
+        due = is_due(self._job, step) and math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)
+        metrics = self._with_evaluation(metrics) if due else metrics
+        self.evaluation_seconds = time.perf_counter() - started if due else 0.0
+        return metrics
 
     def compute_gradients(self, step: int) -> StepGradients:
         """Loss and gradient of the samples of ``step`` at the weights as they are."""
@@ -150,11 +182,52 @@ class Engine:
         rate = learning_rate(step, optimizer=optimizer, schedule=schedule, steps=self._job.training.steps)
         # Loss and norm are sums over all ranks: every rank takes the same decision here.
         if math.isfinite(gradients.loss) and math.isfinite(gradients.norm):
-            for group in float32_groups(gradients.shards):
-                clip(group, gradients.norm, optimizer.clip_norm)
-                self._optimizer.step(group, step=step, lr=rate)
+            clip(gradients.shards, gradients.norm, optimizer.clip_norm)
+            self._optimizer.step(gradients.shards, step=step, lr=rate)
+            if self._average is not None:
+                self._average.update()
             self.publish()
         return StepMetrics(step, gradients.loss, gradients.norm, rate, gradients.valid_tokens)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """Mean loss over the valid tokens of the evaluation samples, at the weights as they are. Changes nothing."""
+        assert self._evaluation is not None
+        self._loss.valid_tokens = 1
+        layout, place = self._mesh.layout, self._mesh.place
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        for samples in rounds(self._evaluation, self._mesh.data_rank, layout.data_ranks, self._micro_batches):
+            batches = self._to_tensors(samples, self._evaluation.documents)
+            sums[0] += self._sum_of(self._forward(batches))
+            # Every stage and tensor rank has the labels: one of them counts.
+            sums[1] += (batches.labels_MBT != PADDING_LABEL).sum() * (place.pp == 0 and place.tp == 0)
+        self._data.release()
+        dist.all_reduce(sums)
+        total, valid_tokens = sums.tolist()
+        return float(total / max(1.0, valid_tokens))
+
+    def _with_evaluation(self, metrics: StepMetrics) -> StepMetrics:
+        metrics = replace(metrics, eval_loss=self.evaluate())
+        if self._average is None:
+            return metrics
+        self._swap_average(self._average)
+        metrics = replace(metrics, eval_loss_ema=self.evaluate())
+        self._swap_average(self._average)
+        return metrics
+
+    @torch.no_grad()
+    def _swap_average(self, average: AveragedWeights) -> None:
+        average.swap()
+        self.publish()
+
+    def _forward(self, batches: MicroBatches) -> list[Tensor]:
+        """Losses of micro-batches without a backward pass; [] where the last stage is not."""
+        if self._pipeline is not None:
+            return self._pipeline.evaluate(batches)
+        (model,) = self._stages.modules
+        documents = [None] * len(batches) if batches.documents_MBS is None else batches.documents_MBS
+        inputs = zip(batches.input_ids_MBT, batches.labels_MBT, documents, strict=True)
+        return [self._loss(model(ids, places), labels) for ids, labels, places in inputs]
 
     def _run_micro_batches(self, batches: MicroBatches) -> list[Tensor]:
         (model,) = self._stages.modules
@@ -172,11 +245,14 @@ class Engine:
         slots = slots_of(self._mesh.data_rank, self._mesh.layout.data_ranks, self._job.training.slots)
         samples = [self._batches.slot(step, slot) for slot in slots]
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))
+        return self._to_tensors(samples, self._batches.documents)
+
+    def _to_tensors(self, samples: list[Samples], documents: Callable[[npt.NDArray[np.int64]], Any]) -> MicroBatches:
         ids, labels = (np.stack(arrays) for arrays in zip(*samples, strict=True))
         input_ids_MBT, labels_MBT = (self._held(torch.from_numpy(array).to(self._device)) for array in (ids, labels))
         documents_MBS = None
         if self._job.data.document_mask:
-            documents_MBS = torch.from_numpy(self._batches.documents(ids)).to(self._device)
+            documents_MBS = torch.from_numpy(documents(ids)).to(self._device)
         return MicroBatches(input_ids_MBT, labels_MBT, documents_MBS)
 
     def _held(self, x_MBS: Tensor) -> Tensor:
@@ -192,12 +268,17 @@ class Engine:
     def _reduce(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[float, float]:
         """Loss of the step and global gradient norm, in one collective over all ranks."""
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
-        if losses and self._mesh.place.tp == 0:
-            sums[0] = torch.stack(losses).double().sum()
+        sums[0] = self._sum_of(losses)
         sums[1] = squared_norm(gradients, self._copies)
         dist.all_reduce(sums)
         loss, squared = sums.tolist()
         return loss, math.sqrt(squared)
+
+    def _sum_of(self, losses: list[Tensor]) -> Tensor:
+        """float64 scalar: what this rank adds to a sum of losses over all ranks. Tensor ranks have the same ones."""
+        if not losses or self._mesh.place.tp:
+            return torch.zeros((), dtype=torch.float64, device=self._device)
+        return torch.stack(losses).double().sum()
 
     def _replicas(self, name: str) -> int:
         """How many ranks hold the same part of parameter ``name``."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
-
 import torch
 from torch import Tensor
 
@@ -29,22 +26,3 @@ def clip(gradients: dict[str, Tensor], norm: float, limit: float | None) -> None
     """Scale the gradients in place so that their global norm, now ``norm``, is at most ``limit``."""
     if limit is not None and norm > limit:
         torch._foreach_mul_(list(gradients.values()), limit / norm)
-
-
-def float32_groups(gradients: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The gradients as float32, for the optimizer, in groups: together they are all of them, in the given order.
-
-    Float32 gradients are one group, and the same tensors. Others are copied block by block, so that no more than a
-    block's copy lives at a time.
-    """
-    if all(gradient.dtype == torch.float32 for gradient in gradients.values()):
-        yield gradients
-        return
-    for _, names in groupby(gradients, _block):
-        yield {name: gradients[name].float() for name in names}
-
-
-def _block(name: str) -> str:
-    """The block that a parameter belongs to, ``model.layers.7``; of the others the name itself."""
-    parts = name.split(".")
-    return ".".join(parts[:3]) if parts[1:2] == ["layers"] else name

@@ -1,79 +1,48 @@
-"""AdamW over the local parts of parameters, gradients and moments.
+"""The optimizer of a job, over the local parts of parameters, gradients and moments.
 
-It sees plain tensors: the update is elementwise, and dispatching it over DTensors costs a second in the first step.
+It sees plain tensors: dispatching the updates over DTensors costs a second in the first step.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
-from elastic_train.config.job import Job, OptimizerConfig
-
-
-def decays(name: str, dimensions: int) -> bool:
-    """Weight decay applies to matrices except the embedding (and so not to a head tied to it)."""
-    return dimensions > 1 and not name.endswith("embed_tokens.weight")
+from elastic_train.config.job import Job
+from elastic_train.parallel.mesh import ParallelMesh
+from elastic_train.parallel.precision import compute_dtype
+from elastic_train.parallel.shard import LocalShard
+from elastic_train.parallel.whole_matrix import WholeMatrices
+from elastic_train.training.optimizers.adam import LocalAdam
+from elastic_train.training.optimizers.lion import LocalLion
+from elastic_train.training.optimizers.muon import LocalMuon, is_matrix_of_block
+from elastic_train.training.optimizers.sgd import LocalSGD
 
 
 class LocalOptimizer(Protocol):
     """Updates the local parts of master weights, in place."""
 
     state: dict[str, dict[str, Tensor]]
-    """Kind of state -> parameter name -> live float32 tensor of the shape of the local part."""
+    """Kind of state -> parameter name -> live float32 tensor of the shape of the local part. Zeros at first."""
 
     def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
-        """Update number ``step`` (1-based) of the parameters that ``gradients`` (float32, by name) names."""
+        """Update number ``step`` (1-based). ``gradients``: local, float32 or bfloat16, by name; read only."""
 
 
-def build_optimizer(parameters: dict[str, Tensor], job: Job) -> LocalOptimizer:
-    """The optimizer of the job over ``parameters``: live local float32 tensors, may be empty, by name."""
-    return LocalAdamW(parameters, job.optimizer)
+def build_optimizer(shards: dict[str, LocalShard], job: Job, mesh: ParallelMesh, *, cut: bool) -> LocalOptimizer:
+    """The optimizer of the job over ``shards``: live local float32 tensors, may be empty, by name.
 
-
-class LocalAdamW:
-    """Moments start as zeros and exist from step 0 on; the step number comes from outside (bias correction)."""
-
-    def __init__(self, parameters: dict[str, Tensor], config: OptimizerConfig) -> None:
-        """``parameters``: live local tensors, may be empty, by name."""
-        self._config = config
-        self._parameters = parameters
-        self.exp_avg = {name: torch.zeros_like(local) for name, local in parameters.items()}
-        self.exp_avg_sq = {name: torch.zeros_like(local) for name, local in parameters.items()}
-        self.state = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
-        filled = [name for name, local in parameters.items() if local.numel()]
-        self._groups = {
-            config.weight_decay: [name for name in filled if decays(name, parameters[name].dim())],
-            0.0: [name for name in filled if not decays(name, parameters[name].dim())],
-        }
-        if config.weight_decay == 0.0:
-            self._groups = {0.0: filled}
-
-    @torch.no_grad()
-    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
-        """Update number ``step`` (1-based), in place, of what ``gradients`` names: local, float32."""
-        beta1, beta2 = self._config.betas
-        for weight_decay, group in self._groups.items():
-            names = [name for name in group if name in gradients]
-            if not names:
-                continue
-            adamw(
-                [self._parameters[name] for name in names],
-                [gradients[name] for name in names],
-                [self.exp_avg[name] for name in names],
-                [self.exp_avg_sq[name] for name in names],
-                [],
-                # One element per tensor: torch increments each of them.
-                list(torch.full((len(names),), step - 1.0, device=gradients[names[0]].device).unbind()),
-                fused=True,
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=lr,
-                weight_decay=weight_decay,
-                eps=self._config.eps,
-                maximize=False,
-            )
+    ``cut``: whether the shards are cut over ``mesh.shard_group``. Every rank calls it: Muon makes a process group.
+    """
+    config = job.optimizer
+    parameters = {name: shard.tensor for name, shard in shards.items()}
+    if config.name == "sgd":
+        return LocalSGD(parameters, config)
+    if config.name == "lion":
+        return LocalLion(parameters, config)
+    if config.name == "muon":
+        shapes = {name: shard.global_shape for name, shard in shards.items()}
+        matrices = {name: shape for name, shape in shapes.items() if is_matrix_of_block(name, len(shape))}
+        return LocalMuon(shards, config, WholeMatrices(matrices, mesh, dtype=compute_dtype(job.training), sharded=cut))
+    return LocalAdam(parameters, config, decoupled=config.name == "adamw")

@@ -190,3 +190,31 @@ def test_scalars_mean_what_people_mean() -> None:
     assert job.name == "no"
     assert job.training.steps == 100
     assert (job.optimizer.learning_rate, job.schedule.min_lr) == (3e-4, 1e-5)
+
+
+def test_a_budget_in_tokens_is_a_batch() -> None:
+    text = GOOD.replace("  global_batch: 8\n", "")
+    assert parse_job(text, ["training.global_tokens=512"]).training.global_batch == 512 // 32
+    both = parse_job(GOOD, ["training.global_tokens=256"])
+    assert (both.training.global_batch, both.training.global_tokens) == (8, 256)
+    assert Job.model_validate(both.as_dict(), strict=False) == both
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["training.global_tokens=500"], "15 x 32; nearest: 480, 512"),
+        (["training.global_tokens=20"], "1 x 32; nearest: 32"),
+        (["training.global_tokens=528", "training.micro_batch=4"], "16 x 32; nearest: 512, 640"),
+        (["training.global_tokens=512", "training.global_batch=8"], "8 x 32; nearest: 512"),
+    ],
+)
+def test_a_budget_in_tokens_that_does_not_fit(overrides: list[str], sentence: str) -> None:
+    (problem,) = problems(GOOD.replace("  global_batch: 8\n", ""), *overrides)
+    assert problem.startswith(f"{overrides[0]}: must be training.global_batch x data.sequence_length = {sentence}")
+
+
+def test_a_job_without_any_batch_names_both_keys() -> None:
+    (problem,) = problems(GOOD.replace("  global_batch: 8\n", ""))
+    assert problem.startswith("training.global_batch: is required: an integer of at least 1")
+    assert "or give global_tokens" in problem

@@ -14,7 +14,13 @@ def test_relative_paths_become_absolute_and_uris_stay() -> None:
     assert job.storage.uri == "/base/runs"
     assert job.data.uri == "s3://bucket/data"
     assert job.tracking.uri == "sqlite:////base/db/ml.db"
+    assert job.evaluation.uri is None
     assert anchored(job, Path("/other")) == job
+
+
+def test_the_evaluation_set_is_found_from_everywhere() -> None:
+    job = anchored(parse_job(GOOD, ["evaluation.uri=runs/data/held"]), Path("/base"))
+    assert job.evaluation.uri == "/base/runs/data/held"
 
 
 def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -115,6 +115,17 @@ def test_step_line() -> None:
     assert "samples" not in step_line(generation, 7, None)
 
 
+def test_step_line_of_a_step_with_an_evaluation() -> None:
+    generation = Generation(3, Layout(pp=2), hosts("ab"), [[], []], 6, Trouble("start", ""))
+    generation.stepped[7] = {
+        0: told(7, eval_loss=2.25, eval_seconds=0.5),
+        1: told(7, eval_loss=2.25, eval_seconds=0.75),
+    }
+    line = step_line(generation, 7, None)
+    assert (line["eval_loss"], line["eval_seconds"], line["seconds"]) == (2.25, 0.75, 1.0)
+    assert "eval_loss_ema" not in line
+
+
 def test_copies_wanted_and_ranks() -> None:
     members = hosts("ab")
     generation = Generation(1, Layout(pp=2), members, [[members[1]], []], 0, Trouble("start", ""))

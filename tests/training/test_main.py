@@ -39,7 +39,8 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = small_job(
         model={"vocab_size": 300},
         data={"uri": str(folder / "data")},
-        training={"steps": 4},
+        training={"steps": 4, "ema_decay": 0.9},
+        evaluation={"uri": str(folder / "data"), "every_steps": 3, "samples": 7},
         schedule={"warmup_steps": 2},
     )
     path = folder / "job.yaml"
@@ -67,6 +68,10 @@ def test_runs_under_torchrun_without_ray_and_mlflow(job_file: Path) -> None:
     assert alone[0]["valid_tokens"] == 8 * 32
     for key in ("loss", "grad_norm", "lr"):
         assert [line[key] for line in parallel] == pytest.approx([line[key] for line in alone], rel=1e-5)
+    assert [line["step"] for line in alone if "eval_loss" in line] == [3, 4]
+    for key in ("eval_loss", "eval_loss_ema"):
+        assert parallel[3][key] == pytest.approx(alone[3][key], rel=1e-5)
+        assert parallel[3]["eval_seconds"] > 0 and "eval_seconds" not in parallel[1]
 
 
 @pytest.mark.slow
