@@ -27,7 +27,8 @@ def anchored(job: Job, base: Path) -> Job:
     data = job.data.model_copy(update={"uri": _absolute(job.data.uri, base)})
     storage = job.storage.model_copy(update={"uri": _absolute(job.storage.uri, base)})
     tracking = job.tracking.model_copy(update={"uri": _absolute_sqlite(job.tracking.uri, base)})
-    return job.model_copy(update={"data": data, "storage": storage, "tracking": tracking})
+    source = job.init_from and _absolute(job.init_from, base)
+    return job.model_copy(update={"init_from": source, "data": data, "storage": storage, "tracking": tracking})
 
 
 def _absolute_sqlite(uri: str | None, base: Path) -> str | None:

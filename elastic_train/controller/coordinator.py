@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Any
 
+from elastic_train.checkpoint.hf_source import keep_source
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer
@@ -31,6 +32,7 @@ from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import find_checkpoint, open_data
 from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
+from elastic_train.model.hf_folder import open_source
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
 
@@ -109,7 +111,7 @@ class Coordinator:
         """Open the job folder, find where to go on, listen. Returns the address for the hosts.
 
         Raises:
-            DataError, JobMismatch, StorageError: the job cannot be opened.
+            ConfigError, DataError, JobMismatch, StorageError: the job cannot be opened.
         """
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(None, open_data, self.job)
@@ -132,6 +134,8 @@ class Coordinator:
     def _open_job(self) -> None:
         self._generation_count = self._folder.last_generation()
         self._choose_checkpoint()
+        if self._checkpoint_step is None and (source := open_source(self.job)) is not None:
+            keep_source(source, self._folder.store)
         self.finished_step = self._checkpoint_step or 0
         dropped = self._folder.roll_back(self.finished_step)
         if dropped or self._checkpoint_step is not None:

@@ -22,7 +22,7 @@ from elastic_train.parallel.shard import chunk_bounds
 from elastic_train.parallel.token_exchange import gather_logits, gather_tokens, scatter_sum
 
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens")
-"""Modules whose weight is cut in dim 0: outputs of the projections, rows of the vocabulary."""
+"""Modules whose weight (and bias) is cut in dim 0: outputs of the projections, rows of the vocabulary."""
 ROW = ("o_proj", "down_proj")
 """Modules whose weight is cut in dim 1, their inputs."""
 
@@ -54,6 +54,8 @@ def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
         dim = tensor_dim(f"{name}.weight") if isinstance(module, nn.Linear | nn.Embedding) else None
         if dim is not None:
             module.weight = _cut(module.weight, dim, size, index)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias = _cut(module.bias, 0, size, index)  # only columns have one: its entries go with the rows
     decoder = model.model
     vocabulary = model.config.vocab_size
 

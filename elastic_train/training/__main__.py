@@ -21,6 +21,7 @@ from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.order import SampleOrder
+from elastic_train.model.hf_folder import HfFolder, open_source
 from elastic_train.planner.layouts import NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
 from elastic_train.training.engine import Engine
@@ -35,13 +36,14 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         job = load_job(arguments[0], arguments[1:])
+        source = open_source(job)
         engine = _build(job)
     except (ConfigError, DataError, StorageError, NoLayout) as error:
         if os.environ["RANK"] == "0":
             print(error, file=sys.stderr)
         return 2
     try:
-        _run(engine, job)
+        _run(engine, job, source)
     finally:
         dist.destroy_process_group()
     return 0
@@ -66,8 +68,8 @@ def _build(job: Job) -> Engine:
     return Engine(job, choice.layout, rank, batches)
 
 
-def _run(engine: Engine, job: Job) -> None:
-    engine.initialize()
+def _run(engine: Engine, job: Job, source: HfFolder | None) -> None:
+    engine.initialize(source)
     for step in range(1, job.training.steps + 1):
         start = time.perf_counter()
         metrics = asdict(engine.train_step(step)) | {"seconds": round(time.perf_counter() - start, 4)}
