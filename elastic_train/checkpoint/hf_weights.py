@@ -46,7 +46,7 @@ def write_weights(
     shard_bytes: int,
     progress: Callable[[str, int], None],
 ) -> None:
-    """Write ``tensors`` (by HF name) into files of up to ``shard_bytes`` in the folder ``out``; of several, an index too.
+    """Write ``tensors`` (by HF name) into files of up to ``shard_bytes`` in folder ``out``; of several, an index too.
 
     Every chunk is read once and checked. Raises DamagedChunk; CheckpointError for a value that a dtype cannot hold.
     """
