@@ -16,7 +16,7 @@ from elastic_train.parallel.shard import LocalShard
 from elastic_train.parallel.stages import EMBEDDING
 from elastic_train.storage.safetensors_header import DTYPE_BYTES, StoredTensor
 
-BLOCK_BYTES = 2 * 2**20
+BLOCK_BYTES = 4 * 2**20
 """Read at a time, unless one row is larger."""
 THREADS = 4
 """Blocks in memory at a time."""
