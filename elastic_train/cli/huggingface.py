@@ -47,7 +47,10 @@ def _job_lines(folder: HfFolder) -> Iterator[str]:
     dtypes = Counter(tensor.dtype for tensor in folder.tensors.values())
     listed = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.items())
     files = len({tensor.path for tensor in folder.tensors.values()})
-    yield f"# {files} weight files, {folder.nbytes:,} bytes, {folder.model.num_parameters:,} parameters ({listed})"
+    yield (
+        f"# {folder.model.num_parameters:,} parameters in {len(folder.tensors)} tensors ({listed}), "
+        f"{folder.nbytes:,} bytes in {files} file{'' if files == 1 else 's'}"
+    )
     if (window := sliding_window(folder.config)) is not None:
         yield f"# sliding_window {window}: data.sequence_length may be at most {window}"
     section = {"init_from": folder.store.uri, "model": folder.model.model_dump(mode="json")}

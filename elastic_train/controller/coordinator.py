@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Any
 
-from elastic_train.checkpoint.hf_source import keep_source
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer
@@ -30,9 +29,8 @@ from elastic_train.controller.members import (
 )
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
-from elastic_train.controller.resumption import find_checkpoint, open_data
+from elastic_train.controller.resumption import OpenedData, begin_from_source, find_checkpoint, open_data
 from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
-from elastic_train.model.hf_folder import open_source
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
 
@@ -120,7 +118,7 @@ class Coordinator:
         if self.job.log.samples:
             self._samples = data.sample_ids
         self.on_opened(self._folder)
-        opened = loop.run_in_executor(None, self._open_job)
+        opened = loop.run_in_executor(None, self._open_job, data)
         for result in await asyncio.gather(opened, self._rendezvous.start(), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result  # only now that neither is under way any more: ``close`` may follow
@@ -131,11 +129,11 @@ class Coordinator:
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address
 
-    def _open_job(self) -> None:
+    def _open_job(self, data: OpenedData) -> None:
         self._generation_count = self._folder.last_generation()
         self._choose_checkpoint()
-        if self._checkpoint_step is None and (source := open_source(self.job)) is not None:
-            keep_source(source, self._folder.store)
+        if self._checkpoint_step is None:
+            begin_from_source(self.job, data, self._folder.store)
         self.finished_step = self._checkpoint_step or 0
         dropped = self._folder.roll_back(self.finished_step)
         if dropped or self._checkpoint_step is not None:

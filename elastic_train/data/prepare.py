@@ -13,7 +13,14 @@ import numpy as np
 from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import MANIFEST, Inputs, Manifest, Shard, Skipped, Tokenizer, read_manifest
 from elastic_train.data.shards import read_blocks, write_shard
-from elastic_train.data.tokenizer import EOS, EOS_ID, encode_documents, sample_documents, train_tokenizer
+from elastic_train.data.tokenizer import (
+    EOS_ID,
+    GivenTokenizer,
+    encode_documents,
+    parse_tokenizer,
+    sample_documents,
+    train_tokenizer,
+)
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from elastic_train.config.job import StorageConfig
-    from elastic_train.data.corpus import Corpus, Document
+    from elastic_train.data.corpus import Corpus
 
     Progress = Callable[[str, int, int], None]
     """Called with (phase, bytes done, bytes in all); phases: read, tokenizer, encode."""
@@ -52,13 +59,15 @@ def prepare(
     storage: StorageConfig | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
+    given: GivenTokenizer | None = None,
     sample_bytes: int = SAMPLE_BYTES,
     shard_tokens: int = SHARD_TOKENS,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Prepared:
     """Makes the data set of ``corpus`` in the folder ``out`` (local or S3, ``storage`` has the endpoint).
 
-    The same corpus and settings give the same bytes. The tokenizer is trained on about ``sample_bytes`` of the corpus.
+    The same corpus and settings give the same bytes. The tokenizer is ``given``, or is trained on about
+    ``sample_bytes`` of the corpus, to have up to ``vocab_size`` entries.
     A folder that holds a data set of the same inputs is reused (made again when shards are missing); one of other
     inputs is refused unless ``overwrite``.
     Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
@@ -66,6 +75,8 @@ def prepare(
     report = progress or (lambda phase, done, total: None)
     store = Store.open(out, storage)
     inputs = _inputs(corpus, vocab_size, sample_bytes, shard_tokens, batch_tokens, report)
+    if given is not None:
+        inputs = inputs.model_copy(update={"tokenizer": f"given: sha256 {given.sha256}, eos_id {given.eos_id}"})
     if store.exists(MANIFEST):
         manifest, digest = read_manifest(store)
         if manifest.inputs_sha256 == inputs.digest() and _is_whole(store, manifest):
@@ -76,16 +87,20 @@ def prepare(
             )
         store.delete(MANIFEST)  # first, so that a crash leaves no mixture that looks whole
     report("tokenizer", 0, inputs.corpus_bytes)
-    tokenizer = train_tokenizer(sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes), vocab_size)
+    if given is None:
+        sample = sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes)
+        tokenizer, eos_id = train_tokenizer(sample, vocab_size), EOS_ID
+        text = tokenizer.to_str(pretty=True).encode() + b"\n"
+    else:
+        tokenizer, eos_id, text = parse_tokenizer(given), given.eos_id, given.text
     report("tokenizer", inputs.corpus_bytes, inputs.corpus_bytes)
-    text = tokenizer.to_str(pretty=True).encode() + b"\n"
     store.write(TOKENIZER, [text])
     entry = Tokenizer(
         path=TOKENIZER,
         sha256=hashlib.sha256(text).hexdigest(),
-        vocab_size=tokenizer.get_vocab_size(),
-        eos_id=EOS_ID,
-        eos_token=EOS,
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # the ids of a given one may have gaps
+        eos_id=eos_id,
+        eos_token=tokenizer.id_to_token(eos_id),
     )
     return _write(store, corpus, tokenizer, entry, inputs, report)
 
@@ -129,7 +144,8 @@ def _write(
     dtype = "uint16" if entry.vocab_size <= 2**16 else "uint32"
     shards: list[Shard] = []
     with tempfile.TemporaryDirectory(prefix="elastic_train-") as folder:
-        for tokens, documents in _shards(tokenizer, corpus.documents(), dtype, inputs, report):
+        encoded = encode_documents(tokenizer, corpus.documents(), dtype, entry.eos_id)
+        for tokens, documents in _shards(encoded, inputs, report):
             file = Path(folder) / "shard"
             name = f"shard-{len(shards):05d}.arrow"
             try:
@@ -156,12 +172,12 @@ def _write(
 
 
 def _shards(
-    tokenizer: tokenizers.Tokenizer, documents: Iterator[Document], dtype: str, inputs: Inputs, report: Progress
+    encoded: Iterator[tuple[np.ndarray[Any, Any], int]], inputs: Inputs, report: Progress
 ) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
     """(tokens of a full shard, documents that end in it), cut at exactly ``shard_tokens``."""
     parts: list[np.ndarray[Any, Any]] = []
     held = ended = done = 0
-    for tokens, size in encode_documents(tokenizer, documents, dtype):
+    for tokens, size in encoded:
         done += size
         report("encode", done, inputs.corpus_bytes)
         while held + len(tokens) >= inputs.shard_tokens:

@@ -5,6 +5,7 @@ Plain Python: the command line checks folders without loading torch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,6 +94,19 @@ def open_source(job: Job) -> HfFolder | None:
     if problems:
         raise ConfigError(problems)
     return folder
+
+
+def check_tokenizer(folder: HfFolder, sha256: str, data_uri: str) -> None:
+    """Raises ConfigError unless the data's tokenizer (``sha256``) is the folder's; a folder may have none."""
+    if not folder.store.exists("tokenizer.json"):
+        return
+    if hashlib.sha256(folder.store.read("tokenizer.json")).hexdigest() != sha256:
+        raise ConfigError(
+            [
+                f"data.uri={data_uri}: its tokenizer is not the tokenizer.json of init_from={folder.store.uri}; "
+                f"prepare the data with --tokenizer {folder.store.uri}"
+            ]
+        )
 
 
 def _read_json(store: Store, path: str) -> dict[str, Any]:

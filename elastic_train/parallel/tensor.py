@@ -54,8 +54,8 @@ def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
         dim = tensor_dim(f"{name}.weight") if isinstance(module, nn.Linear | nn.Embedding) else None
         if dim is not None:
             module.weight = _cut(module.weight, dim, size, index)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias = _cut(module.bias, 0, size, index)  # only columns have one: its entries go with the rows
+        if dim == 0 and getattr(module, "bias", None) is not None:
+            module.bias = _cut(module.bias, 0, size, index)
     decoder = model.model
     vocabulary = model.config.vocab_size
 

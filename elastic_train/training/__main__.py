@@ -21,7 +21,7 @@ from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.order import SampleOrder
-from elastic_train.model.hf_folder import HfFolder, open_source
+from elastic_train.model.hf_folder import HfFolder, check_tokenizer, open_source
 from elastic_train.planner.layouts import NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
 from elastic_train.training.engine import Engine
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     try:
         job = load_job(arguments[0], arguments[1:])
         source = open_source(job)
-        engine = _build(job)
+        engine = _build(job, source)
     except (ConfigError, DataError, StorageError, NoLayout) as error:
         if os.environ["RANK"] == "0":
             print(error, file=sys.stderr)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _build(job: Job) -> Engine:
+def _build(job: Job, source: HfFolder | None) -> Engine:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     choice = choose_layout(job, world)
     if choice.spares:
@@ -59,6 +59,8 @@ def _build(job: Job) -> Engine:
         raise DataError(
             f"model.vocab_size={job.model.vocab_size} must be at least {dataset.vocab_size}, as in the data"
         )
+    if source is not None:
+        check_tokenizer(source, dataset.manifest.tokenizer.sha256, job.data.uri)
     batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
     if job.hosts.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -27,7 +27,8 @@ def test_the_printed_section_makes_a_job_that_starts_from_the_folder(folder: Pat
     result = elastic_train("import-hf", "model", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     nbytes = sum(tensor.nbytes for tensor in TENSORS.values())
-    assert result.stdout.startswith(f"# 1 weight files, {nbytes:,} bytes, {nbytes // 4:,} parameters (21 F32)\n")
+    first = f"# {nbytes // 4:,} parameters in 21 tensors (21 F32), {nbytes:,} bytes in 1 file\n"
+    assert result.stdout.startswith(first)
     job = parse_job(JOB + result.stdout)
     assert job.init_from == str(folder)
     assert (job.model.hidden_size, job.model.rope_theta, job.model.max_position_embeddings) == (16, 5e5, 2048)

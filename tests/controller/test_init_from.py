@@ -16,6 +16,7 @@ from elastic_train.config.errors import ConfigError
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.job_folder import job_store
+from elastic_train.controller.resumption import begin_from_source, open_data
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.order import SampleOrder
@@ -82,6 +83,18 @@ def test_a_source_that_does_not_fit_is_found_before_any_host_starts(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"model\.rope_theta=7\.0: the config\.json of init_from has 10000\.0"):
         asyncio.run(Coordinator(job, "127.0.0.1", "token", lambda event: None).start())
     assert not (tmp_path / "runs/imported/hf").exists()
+
+
+def test_data_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    source = save_hf(tmp_path / "source", vocab_size=304)
+    job = job_of(tmp_path, source)
+    tokenizer = Path(job.data.uri, "tokenizer.json").read_bytes()
+    (source / "tokenizer.json").write_bytes(tokenizer + b" ")
+    with pytest.raises(ConfigError, match=r"is not the tokenizer\.json of init_from=.* --tokenizer "):
+        asyncio.run(Coordinator(job, "127.0.0.1", "token", lambda event: None).start())
+    (source / "tokenizer.json").write_bytes(tokenizer)
+    begin_from_source(job, open_data(job), job_store(job))
+    assert (tmp_path / "runs/imported/hf/tokenizer.json").read_bytes() == tokenizer
 
 
 def test_the_identity_of_a_job_holds_what_it_started_from(tmp_path: Path) -> None:
