@@ -89,20 +89,23 @@ def prepare(
     report("tokenizer", 0, inputs.corpus_bytes)
     if given is None:
         sample = sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes)
-        tokenizer, eos_id = train_tokenizer(sample, vocab_size), EOS_ID
-        text = tokenizer.to_str(pretty=True).encode() + b"\n"
+        tokenizer = train_tokenizer(sample, vocab_size)
+        given = GivenTokenizer(tokenizer.to_str(pretty=True).encode() + b"\n", EOS_ID)
     else:
-        tokenizer, eos_id, text = parse_tokenizer(given), given.eos_id, given.text
+        tokenizer = parse_tokenizer(given)
     report("tokenizer", inputs.corpus_bytes, inputs.corpus_bytes)
-    store.write(TOKENIZER, [text])
-    entry = Tokenizer(
+    store.write(TOKENIZER, [given.text])
+    return _write(store, corpus, tokenizer, _entry(tokenizer, given), inputs, report)
+
+
+def _entry(tokenizer: tokenizers.Tokenizer, given: GivenTokenizer) -> Tokenizer:
+    return Tokenizer(
         path=TOKENIZER,
-        sha256=hashlib.sha256(text).hexdigest(),
+        sha256=given.sha256,
         vocab_size=max(tokenizer.get_vocab().values()) + 1,  # the ids of a given one may have gaps
-        eos_id=eos_id,
-        eos_token=tokenizer.id_to_token(eos_id),
+        eos_id=given.eos_id,
+        eos_token=tokenizer.id_to_token(given.eos_id),
     )
-    return _write(store, corpus, tokenizer, entry, inputs, report)
 
 
 def _is_whole(store: Store, manifest: Manifest) -> bool:
