@@ -1,4 +1,4 @@
-"""Verbs about checkpoints: checkpoint ls, show, verify; export-hf."""
+"""Verbs about checkpoints: checkpoint ls, show, verify."""
 
 from __future__ import annotations
 
@@ -127,29 +127,6 @@ def newest(store: Store) -> int:
     if not steps:
         raise UserError(f"{store.uri} has no committed checkpoint")
     return steps[-1]
-
-
-def export_hf(
-    job: JobRef,
-    out: Annotated[str | None, typer.Option(help="New folder (default: exports/JOB-step-STEP).")] = None,
-    step: Step = None,
-    data: Annotated[str | None, typer.Option(help="Data set, for its tokenizer (default: the job's).")] = None,
-    storage: StorageUri = "runs",
-    endpoint_url: Endpoint = None,
-) -> None:
-    """Write a checkpoint as a Hugging Face model folder: config, safetensors, tokenizer."""
-    import json
-
-    from elastic_train.checkpoint.hf_export import export_hf as export
-    from elastic_train.config.job import StorageConfig
-    from elastic_train.storage.store import Store
-
-    name, store = _open(job, storage, endpoint_url)
-    chosen = newest(store) if step is None else step
-    config = json.loads(store.read("job.json"))["config"]
-    data_store = Store.open(data or config["data"]["uri"], StorageConfig(**config["storage"]))
-    folder = export(store, chosen, data_store, out or f"exports/{name}-step-{chosen}")
-    typer.echo(f"{folder}: step {chosen} of {name} as a Hugging Face model")
 
 
 def _layout(sizes: dict[str, int]) -> str:

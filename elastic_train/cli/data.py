@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from elastic_train.cli.guard import UserError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,18 +28,27 @@ def prepare_data(
     out: Annotated[
         str | None, typer.Option(help="Folder for the shards, a path or s3:// URI (default: runs/data/CORPUS).")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(min=257, help="Entries of the byte-level BPE tokenizer.")] = 4096,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(min=257, help="Entries of the byte-level BPE tokenizer that is trained (default: 4096)."),
+    ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="Folder of a data set whose tokenizer to use: an evaluation set needs that of the training."),
+        typer.Option(
+            metavar="FOLDER", help="Prepared data set or Hugging Face folder whose tokenizer is used; none is trained."
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a data set of other inputs.")] = False,
     endpoint_url: Endpoint = None,
 ) -> None:
     """Turn a corpus into a tokenizer, token shards and a manifest. What is there already is reused."""
     from elastic_train.data.corpus import open_corpus
-    from elastic_train.data.prepare import prepare
+    from elastic_train.data.prepare import given_tokenizer, prepare
+    from elastic_train.storage.store import Store
 
+    if tokenizer is not None and vocab_size is not None:
+        raise UserError("give --vocab-size or --tokenizer, which has its own vocabulary")
+    given = given_tokenizer(Store.open(tokenizer, _storage(tokenizer, endpoint_url))) if tokenizer else None
     source = open_corpus(corpus)
     folder = out or f"runs/data/{source.name}"
     with progress_bar() as progress:
@@ -45,11 +56,11 @@ def prepare_data(
         made = prepare(
             source,
             folder,
-            vocab_size,
+            vocab_size or 4096,
             storage=_storage(folder, endpoint_url),
             progress=report,
             overwrite=overwrite,
-            tokenizer_of=tokenizer,
+            given=given,
         )
     typer.echo(f"{made.uri}: {'already there' if made.reused else 'written'}")
     _describe(made.manifest)

@@ -9,6 +9,7 @@ import typer
 
 from elastic_train.cli.data import data_problems, prepare_missing
 from elastic_train.cli.guard import FAILED, OK, UserError
+from elastic_train.cli.huggingface import check_source
 from elastic_train.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def validate(words: Words = None, config: Config = None) -> None:
     """Check a job file and print the resolved job, its layouts and its batch arithmetic. Launches nothing."""
     from elastic_train.cli.report import resolved
 
-    typer.echo(resolved(_admit(words, config)), nl=False)
+    job = _admit(words, config)
+    check_source(job)
+    typer.echo(resolved(job), nl=False)
 
 
 def train(
@@ -61,6 +64,7 @@ def train(
 ) -> None:
     """Run a job and follow it to its end. A job of the same name that was cut short is resumed."""
     job = _admit(words, config)
+    check_source(job)
     if dry_run:
         from elastic_train.cli.report import resolved
 

@@ -30,7 +30,9 @@ def anchored(job: Job, base: Path) -> Job:
     if evaluation.uri is not None:
         evaluation = evaluation.model_copy(update={"uri": _absolute(evaluation.uri, base)})
     tracking = job.tracking.model_copy(update={"uri": _absolute_sqlite(job.tracking.uri, base)})
-    return job.model_copy(update={"data": data, "storage": storage, "tracking": tracking, "evaluation": evaluation})
+    source = job.init_from and _absolute(job.init_from, base)
+    sections = {"data": data, "storage": storage, "tracking": tracking, "evaluation": evaluation}
+    return job.model_copy(update={"init_from": source, **sections})
 
 
 def _absolute_sqlite(uri: str | None, base: Path) -> str | None:

@@ -29,7 +29,7 @@ from elastic_train.controller.members import (
 )
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
-from elastic_train.controller.resumption import find_checkpoint, open_data
+from elastic_train.controller.resumption import OpenedData, begin_from_source, find_checkpoint, open_data
 from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
@@ -109,7 +109,7 @@ class Coordinator:
         """Open the job folder, find where to go on, listen. Returns the address for the hosts.
 
         Raises:
-            DataError, JobMismatch, StorageError: the job cannot be opened.
+            ConfigError, DataError, JobMismatch, StorageError: the job cannot be opened.
         """
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(None, open_data, self.job)
@@ -118,7 +118,7 @@ class Coordinator:
         if self.job.log.samples:
             self._samples = data.sample_ids
         self.on_opened(self._folder)
-        opened = loop.run_in_executor(None, self._open_job)
+        opened = loop.run_in_executor(None, self._open_job, data)
         for result in await asyncio.gather(opened, self._rendezvous.start(), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result  # only now that neither is under way any more: ``close`` may follow
@@ -129,9 +129,11 @@ class Coordinator:
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address
 
-    def _open_job(self) -> None:
+    def _open_job(self, data: OpenedData) -> None:
         self._generation_count = self._folder.last_generation()
         self._choose_checkpoint()
+        if self._checkpoint_step is None:
+            begin_from_source(self.job, data, self._folder.store)
         self.finished_step = self._checkpoint_step or 0
         dropped = self._folder.roll_back(self.finished_step)
         if dropped or self._checkpoint_step is not None:

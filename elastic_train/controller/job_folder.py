@@ -34,6 +34,7 @@ def identity(job: Job, data_digest: str) -> dict[str, Any]:
     return {
         "model": job.model.model_dump(mode="json"),
         "seed": job.seed,
+        "init_from": job.init_from,
         "data_digest": data_digest,
         "sequence_length": job.data.sequence_length,
         "global_batch": job.training.global_batch,

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from elastic_train.checkpoint.errors import CheckpointError
+from elastic_train.config.errors import ConfigError
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.host import HostSettings, run_host
@@ -44,7 +45,7 @@ class CoordinatorActor:
             self._coordinator = Coordinator(self._job, ray.util.get_node_ip_address(), self._token, self._on_event)
             self._coordinator.on_opened = self._tracking.start
             address = await self._coordinator.start()
-        except (JobMismatch, StorageError, DataError, CheckpointError) as error:
+        except (ConfigError, JobMismatch, StorageError, DataError, CheckpointError) as error:
             return {"problem": str(error)}
         return {"address": list(address)}
 

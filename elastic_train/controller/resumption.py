@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
+from elastic_train.checkpoint.hf_source import keep_source
 from elastic_train.checkpoint.retention import set_aside
 from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.config.job import Job
@@ -13,6 +14,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import unfit_for_evaluation
 from elastic_train.data.manifest import Manifest, read_manifest
 from elastic_train.data.order import SampleOrder
+from elastic_train.model.hf_folder import check_tokenizer, open_source
 from elastic_train.storage.store import Store
 
 
@@ -36,9 +38,13 @@ def find_checkpoint(store: Store, damaged: Collection[int] = ()) -> ChosenCheckp
 
 @dataclass(frozen=True, slots=True)
 class OpenedData:
-    """``digest`` is the data manifest's sha256; ``sample_ids`` gives a step's ids in slot order."""
+    """``digest`` is the data manifest's sha256, ``tokenizer_sha256`` that of the tokenizer.
+
+    ``sample_ids`` gives a step's ids in slot order.
+    """
 
     digest: str
+    tokenizer_sha256: str
     sample_ids: Callable[[int], list[int]]
 
 
@@ -53,7 +59,19 @@ def open_data(job: Job) -> OpenedData:
     problems = unfit_for_evaluation(job, manifest)
     if problems:
         raise DataError("; ".join(problems))
-    return OpenedData(digest, partial(_sample_ids, _order(job, manifest), job.training.global_batch))
+    sample_ids = partial(_sample_ids, _order(job, manifest), job.training.global_batch)
+    return OpenedData(digest, manifest.tokenizer.sha256, sample_ids)
+
+
+def begin_from_source(job: Job, data: OpenedData, store: Store) -> None:
+    """Check the folder of ``init_from``, if the job has one, and keep its small files in the job folder ``store``.
+
+    Raises ConfigError when the folder is not a whole model, not the job's model, or has not the data's tokenizer.
+    """
+    source = open_source(job)
+    if source is not None:
+        check_tokenizer(source, data.tokenizer_sha256, job.data.uri)
+        keep_source(source, store)
 
 
 def _order(job: Job, manifest: Manifest) -> SampleOrder:

@@ -35,6 +35,7 @@ from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.evaluation import open_evaluation
 from elastic_train.data.order import SampleOrder
+from elastic_train.model.hf_folder import open_source
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
 
@@ -101,10 +102,10 @@ class Trainer:
         return engine
 
     def _take_state(self, engine: Engine) -> None:
-        """Fresh weights, the snapshots named in the assignment, or a checkpoint."""
+        """Fresh weights (random, or of ``init_from``), the snapshots named in the assignment, or a checkpoint."""
         plan: dict[str, Any] = self._assignment["restore"]
         if plan["kind"] == "fresh":
-            engine.initialize()
+            engine.initialize(open_source(self._job))
             return
         parts = self._snapshot_parts(plan) if plan["kind"] == "snapshots" else self._checkpoint_parts(plan)
         restored = restore(engine.state(), parts, rank=self._rank)

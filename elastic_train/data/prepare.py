@@ -14,10 +14,11 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import MANIFEST, Inputs, Manifest, Shard, Skipped, Tokenizer, read_manifest
 from elastic_train.data.shards import read_blocks, write_shard
 from elastic_train.data.tokenizer import (
-    EOS,
     EOS_ID,
+    GivenTokenizer,
     encode_documents,
-    load_tokenizer,
+    parse_tokenizer,
+    read_tokenizer,
     sample_documents,
     train_tokenizer,
 )
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from elastic_train.config.job import StorageConfig
-    from elastic_train.data.corpus import Corpus, Document
+    from elastic_train.data.corpus import Corpus
 
     Progress = Callable[[str, int, int], None]
     """Called with (phase, bytes done, bytes in all); phases: read, tokenizer, encode."""
@@ -59,26 +60,24 @@ def prepare(
     storage: StorageConfig | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
-    tokenizer_of: str | None = None,
+    given: GivenTokenizer | None = None,
     sample_bytes: int = SAMPLE_BYTES,
     shard_tokens: int = SHARD_TOKENS,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Prepared:
     """Makes the data set of ``corpus`` in the folder ``out`` (local or S3, ``storage`` has the endpoint).
 
-    The same corpus and settings give the same bytes. The tokenizer is trained on about ``sample_bytes`` of the corpus,
-    or it is that of the data set in the folder ``tokenizer_of``, and ``vocab_size`` does not matter.
+    The same corpus and settings give the same bytes. The tokenizer is ``given``, or is trained on about
+    ``sample_bytes`` of the corpus, to have up to ``vocab_size`` entries.
     A folder that holds a data set of the same inputs is reused (made again when shards are missing); one of other
     inputs is refused unless ``overwrite``.
     Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
     """
     report = progress or (lambda phase, done, total: None)
     store = Store.open(out, storage)
-    given = _tokenizer_of(Store.open(tokenizer_of, storage)) if tokenizer_of is not None else None
     inputs = _inputs(corpus, vocab_size, sample_bytes, shard_tokens, batch_tokens, report)
     if given is not None:
-        taken = {"vocab_size": given.get_vocab_size(), "tokenizer": f"sha256 {_sha256(_text_of(given))}"}
-        inputs = inputs.model_copy(update=taken)
+        inputs = inputs.model_copy(update={"tokenizer": f"given: sha256 {given.sha256}, eos_id {given.eos_id}"})
     if store.exists(MANIFEST):
         manifest, digest = read_manifest(store)
         if manifest.inputs_sha256 == inputs.digest() and _is_whole(store, manifest):
@@ -89,36 +88,36 @@ def prepare(
             )
         store.delete(MANIFEST)  # first, so that a crash leaves no mixture that looks whole
     report("tokenizer", 0, inputs.corpus_bytes)
-    sample = sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes)
-    tokenizer = given or train_tokenizer(sample, vocab_size)
+    if given is None:
+        sample = sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes)
+        tokenizer = train_tokenizer(sample, vocab_size)
+        given = GivenTokenizer(tokenizer.to_str(pretty=True).encode() + b"\n", EOS_ID)
+    else:
+        tokenizer = parse_tokenizer(given)
     report("tokenizer", inputs.corpus_bytes, inputs.corpus_bytes)
-    text = _text_of(tokenizer)
-    store.write(TOKENIZER, [text])
-    entry = Tokenizer(
+    store.write(TOKENIZER, [given.text])
+    return _write(store, corpus, tokenizer, _entry(tokenizer, given), inputs, report)
+
+
+def given_tokenizer(folder: Store) -> GivenTokenizer:
+    """That of a prepared data set, or of a Hugging Face model folder. Raises DataError when there is none."""
+    if not folder.exists(MANIFEST):
+        return read_tokenizer(folder)
+    manifest, _ = read_manifest(folder)
+    given = GivenTokenizer(folder.read(manifest.tokenizer.path), manifest.tokenizer.eos_id)
+    if given.sha256 != manifest.tokenizer.sha256:
+        raise DataError(f"{folder.uri}/{manifest.tokenizer.path} has not the sha256 of its manifest")
+    return given
+
+
+def _entry(tokenizer: tokenizers.Tokenizer, given: GivenTokenizer) -> Tokenizer:
+    return Tokenizer(
         path=TOKENIZER,
-        sha256=_sha256(text),
-        vocab_size=tokenizer.get_vocab_size(),
-        eos_id=EOS_ID,
-        eos_token=EOS,
+        sha256=given.sha256,
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # the ids of a given one may have gaps
+        eos_id=given.eos_id,
+        eos_token=tokenizer.id_to_token(given.eos_id),
     )
-    return _write(store, corpus, tokenizer, entry, inputs, report)
-
-
-def _tokenizer_of(store: Store) -> tokenizers.Tokenizer:
-    """The tokenizer of a data set that :func:`prepare` has made."""
-    manifest, _ = read_manifest(store)
-    text = store.read(manifest.tokenizer.path)
-    if _sha256(text) != manifest.tokenizer.sha256:
-        raise DataError(f"{store.uri}/{manifest.tokenizer.path} has not the sha256 of its manifest")
-    return load_tokenizer(text)
-
-
-def _text_of(tokenizer: tokenizers.Tokenizer) -> bytes:
-    return bytes(tokenizer.to_str(pretty=True).encode() + b"\n")
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _is_whole(store: Store, manifest: Manifest) -> bool:
@@ -160,7 +159,8 @@ def _write(
     dtype = "uint16" if entry.vocab_size <= 2**16 else "uint32"
     shards: list[Shard] = []
     with tempfile.TemporaryDirectory(prefix="elastic_train-") as folder:
-        for tokens, documents in _shards(tokenizer, corpus.documents(), dtype, inputs, report):
+        encoded = encode_documents(tokenizer, corpus.documents(), dtype, entry.eos_id)
+        for tokens, documents in _shards(encoded, inputs, report):
             file = Path(folder) / "shard"
             name = f"shard-{len(shards):05d}.arrow"
             try:
@@ -187,12 +187,12 @@ def _write(
 
 
 def _shards(
-    tokenizer: tokenizers.Tokenizer, documents: Iterator[Document], dtype: str, inputs: Inputs, report: Progress
+    encoded: Iterator[tuple[np.ndarray[Any, Any], int]], inputs: Inputs, report: Progress
 ) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
     """(tokens of a full shard, documents that end in it), cut at exactly ``shard_tokens``."""
     parts: list[np.ndarray[Any, Any]] = []
     held = ended = done = 0
-    for tokens, size in encode_documents(tokenizer, documents, dtype):
+    for tokens, size in encoded:
         done += size
         report("encode", done, inputs.corpus_bytes)
         while held + len(tokens) >= inputs.shard_tokens:

@@ -23,7 +23,7 @@ from elastic_train.parallel.shard import chunk_bounds
 from elastic_train.parallel.token_exchange import gather_tokens, scatter_sum
 
 COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "embed_tokens")
-"""Modules whose weight is cut in dim 0: outputs of the projections, rows of the vocabulary."""
+"""Modules whose weight (and bias) is cut in dim 0: outputs of the projections, rows of the vocabulary."""
 ROW = ("o_proj", "down_proj")
 """Modules whose weight is cut in dim 1, their inputs."""
 

@@ -22,6 +22,7 @@ from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import open_evaluation
 from elastic_train.data.order import SampleOrder
+from elastic_train.model.hf_folder import HfFolder, check_tokenizer, open_source
 from elastic_train.planner.layouts import NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
 from elastic_train.training.engine import Engine
@@ -36,19 +37,20 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         job = load_job(arguments[0], arguments[1:])
-        engine = _build(job)
+        source = open_source(job)
+        engine = _build(job, source)
     except (ConfigError, DataError, StorageError, NoLayout) as error:
         if os.environ["RANK"] == "0":
             print(error, file=sys.stderr)
         return 2
     try:
-        _run(engine, job)
+        _run(engine, job, source)
     finally:
         dist.destroy_process_group()
     return 0
 
 
-def _build(job: Job) -> Engine:
+def _build(job: Job, source: HfFolder | None) -> Engine:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     choice = choose_layout(job, world)
     if choice.spares:
@@ -58,6 +60,8 @@ def _build(job: Job) -> Engine:
         raise DataError(
             f"model.vocab_size={job.model.vocab_size} must be at least {dataset.vocab_size}, as in the data"
         )
+    if source is not None:
+        check_tokenizer(source, dataset.manifest.tokenizer.sha256, job.data.uri)
     batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
     evaluation = open_evaluation(job, dataset)
     if job.hosts.device == "cuda":
@@ -68,8 +72,8 @@ def _build(job: Job) -> Engine:
     return Engine(job, choice.layout, rank, batches, evaluation)
 
 
-def _run(engine: Engine, job: Job) -> None:
-    engine.initialize()
+def _run(engine: Engine, job: Job, source: HfFolder | None) -> None:
+    engine.initialize(source)
     for step in range(1, job.training.steps + 1):
         start = time.perf_counter()
         metrics = engine.train_step(step)

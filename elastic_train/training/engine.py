@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import PADDING_LABEL, slots_of
+from elastic_train.model.hf_folder import HfFolder
 from elastic_train.model.initialize import fill_initial
 from elastic_train.parallel.batches import MicroBatches
 from elastic_train.parallel.mesh import ParallelMesh
@@ -35,6 +36,7 @@ from elastic_train.training.evaluation import EvaluationSamples, is_due, rounds
 from elastic_train.training.gradients import clip, squared_norm
 from elastic_train.training.loss import build_loss
 from elastic_train.training.optimizer import build_optimizer
+from elastic_train.training.pretrained import load_pretrained
 from elastic_train.training.schedule import learning_rate
 
 Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -122,11 +124,17 @@ class Engine:
             block.register_forward_pre_hook(self._beat_forward)
             block.register_forward_hook(self._beat_backward)
 
-    def initialize(self) -> None:
-        """Write the initial weights: a function of (seed, name, shape), whatever the layout. Moments become zero."""
-        std = self._job.model.initializer_range
-        for name, shard in self._data.shards.items():
-            fill_initial(shard.tensor, name, shard.global_shape, shard.offsets, self._job.seed, std)
+    def initialize(self, pretrained: HfFolder | None = None) -> None:
+        """Write the initial weights: those of ``pretrained``, else random. Moments become zero.
+
+        Random weights are a function of (seed, name, shape), whatever the layout. Raises as ``load_pretrained``.
+        """
+        if pretrained is not None:
+            load_pretrained(pretrained, self._data.shards)
+        else:
+            std = self._job.model.initializer_range
+            for name, shard in self._data.shards.items():
+                fill_initial(shard.tensor, name, shard.global_shape, shard.offsets, self._job.seed, std)
         for tensors in self._optimizer.state.values():
             for tensor in tensors.values():
                 tensor.zero_()

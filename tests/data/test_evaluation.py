@@ -12,7 +12,7 @@ from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import EvaluationBatches, open_evaluation, unfit_for_evaluation
 from elastic_train.data.manifest import Manifest
-from elastic_train.data.prepare import prepare
+from elastic_train.data.prepare import given_tokenizer, prepare
 from tests.config.job_files import GOOD
 
 
@@ -22,7 +22,7 @@ def data(text_folder: Path, tmp_path: Path) -> Path:
     (tmp_path / "held.txt").write_text("model reads what comes next and grüßt the words of many\n" * 40)
     prepare(open_corpus(str(text_folder)), str(tmp_path / "train"), 300)
     held = open_corpus(str(tmp_path / "held.txt"))
-    prepare(held, str(tmp_path / "held"), 257, tokenizer_of=str(tmp_path / "train"))
+    prepare(held, str(tmp_path / "held"), 257, given=given_tokenizer(Store.open(str(tmp_path / "train"))))
     prepare(held, str(tmp_path / "other"), 280)
     return tmp_path
 
@@ -62,7 +62,7 @@ def test_a_data_set_prepared_with_anothers_tokenizer_has_its_tokens(data: Path) 
     assert held.tokenizer == train.tokenizer
     assert (data / "held" / "tokenizer.json").read_bytes() == (data / "train" / "tokenizer.json").read_bytes()
     assert other.tokenizer.sha256 != train.tokenizer.sha256 and other.inputs_sha256 != held.inputs_sha256
-    again = prepare(open_corpus(str(data / "held.txt")), str(data / "held"), 999, tokenizer_of=str(data / "train"))
+    again = prepare(open_corpus(str(data / "held.txt")), str(data / "held"), 999, given=given_tokenizer(Store.open(str(data / "train"))))
     assert again.reused
 
 

@@ -14,7 +14,7 @@ from elastic_train.data.corpus import Corpus, open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.prepare import Prepared, prepare
-from elastic_train.data.tokenizer import encode_documents, sample_documents, train_tokenizer
+from elastic_train.data.tokenizer import encode_documents, read_tokenizer, sample_documents, train_tokenizer
 from elastic_train.storage.store import Store
 from tests.s3_server import S3Server
 
@@ -151,3 +151,43 @@ def test_s3_holds_the_same_bytes(text_folder: Path, tmp_path: Path, s3_environme
     store = Store.open(uri, storage)
     assert {entry.path: store.read(entry.path) for entry in store.list()} == contents(tmp_path / "out")
     assert prepare_small(corpus, uri, storage=storage).reused
+
+
+def given_tokenizer(folder: Path, text_folder: Path, eos: object) -> Path:
+    """A Hugging Face folder with a tokenizer that has two special tokens; the second one ends a text."""
+    texts = (document.text for document in open_corpus(str(text_folder)).documents())
+    tokenizer = train_tokenizer(texts, 290)
+    tokenizer.add_special_tokens(["<|pad|>", "<|end|>"])
+    tokenizer.enable_truncation(5)
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": eos}))
+    return folder
+
+
+def test_a_given_tokenizer_is_used_as_it_is(text_folder: Path, tmp_path: Path) -> None:
+    corpus = open_corpus(str(text_folder))
+    folder = given_tokenizer(tmp_path / "model", text_folder, [291, 290])
+    given = read_tokenizer(Store.open(str(folder)))
+    made = prepare(corpus, str(tmp_path / "out"), 300, given=given)
+    assert (tmp_path / "out/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    entry = made.manifest.tokenizer
+    assert (entry.eos_id, entry.eos_token, entry.vocab_size) == (291, "<|end|>", 292)
+    tokens = TokenDataset.open(str(tmp_path / "out"), 8).tokens(0, made.manifest.tokens).tolist()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    first = next(corpus.documents())
+    ids = tokens[: tokens.index(291)]
+    assert tokenizer.decode(ids) == first.text
+    assert prepare(corpus, str(tmp_path / "out"), 300, given=given).reused
+    with pytest.raises(DataError, match="holds a data set made from other inputs"):
+        prepare(corpus, str(tmp_path / "out"), 300)
+
+
+@pytest.mark.parametrize(("eos", "message"), [(None, "has eos_token_id=None"), (999, "has no entry 999")])
+def test_a_given_tokenizer_needs_an_end_of_text(eos: object, message: str, text_folder: Path, tmp_path: Path) -> None:
+    folder = Store.open(str(given_tokenizer(tmp_path / "model", text_folder, eos)))
+    with pytest.raises(DataError, match=message):
+        prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, given=read_tokenizer(folder))
+    with pytest.raises(DataError, match="a tokenizer is a folder with"):
+        read_tokenizer(Store.open(str(tmp_path / "nowhere")))

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from elastic_train.config.job import Job
+from elastic_train.data.batches import StepBatches
 from elastic_train.data.corpus import open_corpus
+from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.order import SampleOrder
 from elastic_train.data.prepare import prepare
+from elastic_train.model.hf_folder import open_hf_folder
+from tests.hf_models import hf_loss, load_hf, save_hf
 from tests.training.synthetic import small_job
 
 ROOT = Path(__file__).parents[2]
@@ -79,3 +85,21 @@ def test_errors_of_the_user_are_one_line(job_file: Path) -> None:
     result = torchrun(1, job_file, "model.vocab_size=100")
     assert result.returncode != 0
     assert "model.vocab_size=100 must be at least 300, as in the data" in result.stderr
+
+
+@pytest.mark.slow
+def test_starts_from_a_hugging_face_folder(job_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    source = save_hf(tmp_path / "source", "Qwen2", vocab_size=300)
+    model = open_hf_folder(str(source)).model
+    job = Job.model_validate(yaml.safe_load(job_file.read_text()), strict=False)
+    job = job.model_copy(update={"init_from": str(source), "model": model})
+    path = job_file.parent / "imported.yaml"
+    path.write_text(yaml.safe_dump(job.as_dict()))
+    dataset = TokenDataset.open(job.data.uri, job.data.sequence_length)
+    batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
+    expected = hf_loss(load_hf(source), [batches.slot(1, index) for index in range(job.training.slots)])
+    assert metrics(torchrun(2, path))[0]["loss"] == pytest.approx(expected, rel=1e-5)
+    refused = torchrun(1, path, "model.vocab_size=301")
+    assert refused.returncode != 0
+    assert "model.vocab_size=301: the config.json of init_from has 300" in refused.stderr

@@ -1,0 +1,144 @@
+"""Tensors of a checkpoint as safetensors files, a block of rows at a time, with numpy alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from elastic_train.checkpoint.errors import CheckpointError, Damage, DamagedChunk
+from elastic_train.checkpoint.manifest import ChunkRecord, TensorRecord
+from elastic_train.checkpoint.sources import ObjectSource
+from elastic_train.model.hf_folder import INDEX, SINGLE
+from elastic_train.storage.safetensors_header import DTYPE_BYTES, header_bytes
+from elastic_train.storage.store import Store
+
+BLOCK_BYTES = 4 * 2**20
+"""Read, converted and written at a time, unless one row is larger."""
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A float32 tensor of a checkpoint, ``key`` in its manifest, and the dtype it is written in ("BF16")."""
+
+    key: str
+    record: TensorRecord
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.record.shape) * DTYPE_BYTES[self.dtype]
+
+
+def write_weights(
+    out: Path,
+    store: Store,
+    tensors: Mapping[str, SavedTensor],
+    shard_bytes: int,
+    progress: Callable[[str, int], None],
+) -> None:
+    """Write ``tensors`` (by HF name) into files of up to ``shard_bytes`` in folder ``out``; of several, an index too.
+
+    Every chunk is read once and checked. Raises DamagedChunk; CheckpointError for a value that a dtype cannot hold.
+    """
+    files = list(_split(tensors, shard_bytes))
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(files, 1):
+        path = f"model-{number:05d}-of-{len(files):05d}.safetensors" if len(files) > 1 else SINGLE
+        weight_map.update(dict.fromkeys(names, path))
+        header = header_bytes({name: (tensors[name].dtype, tensors[name].record.shape) for name in names})
+        with (out / path).open("wb") as file:
+            file.write(header)
+            file.flush()
+            begin = len(header)
+            for name in names:
+                _write_tensor(file.fileno(), begin, store, name, tensors[name])
+                begin += tensors[name].nbytes
+                progress(name, tensors[name].nbytes)
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+            "weight_map": weight_map,
+        }
+        (out / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _split(tensors: Mapping[str, SavedTensor], shard_bytes: int) -> Iterator[list[str]]:
+    """Names for each file, in order, a new file before one would exceed ``shard_bytes``."""
+    names: list[str] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if names and size + tensor.nbytes > shard_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += tensor.nbytes
+    yield names
+
+
+def _write_tensor(file: int, begin: int, store: Store, name: str, tensor: SavedTensor) -> None:
+    """Write all chunks of ``tensor`` to their places in ``file``, where the tensor begins at byte ``begin``."""
+    item = DTYPE_BYTES[tensor.dtype]
+    pitch = item * math.prod(tensor.record.shape[1:])
+    for chunk in tensor.record.chunks:
+        columns = math.prod(chunk.sizes[1:])
+        column = chunk.offsets[1] if len(chunk.offsets) > 1 else 0
+        row = chunk.offsets[0]
+        for values in _verified_rows(store, tensor.key, chunk, columns):
+            data = _narrowed(values, tensor.dtype, name)
+            place = begin + row * pitch + column * item
+            if columns * item == pitch:
+                _write_at(file, place, data)
+            else:
+                for index in range(len(data)):
+                    _write_at(file, place + index * pitch, data[index])
+            row += len(data)
+
+
+def _verified_rows(store: Store, key: str, chunk: ChunkRecord, columns: int) -> Iterator[npt.NDArray[np.float32]]:
+    """The chunk as float32 [rows, columns], a block at a time. Its checksum is known to be right after the last one."""
+    source = ObjectSource(store, chunk.object)
+    digest = xxhash.xxh3_64()
+    row = 4 * columns
+    step = max(row, BLOCK_BYTES // row * row)
+    for begin in range(0, chunk.nbytes, step):
+        held = source.read(chunk.byte_offset + begin, min(step, chunk.nbytes - begin))
+        digest.update(held.data)
+        yield held.view(np.float32).reshape(-1, columns)
+    if digest.hexdigest() != chunk.xxh3:
+        place = chunk.object, key, chunk.byte_offset, chunk.nbytes
+        raise DamagedChunk(Damage(*place, f"xxh3 {chunk.xxh3}", f"xxh3 {digest.hexdigest()}"))
+
+
+def _write_at(file: int, place: int, data: npt.NDArray[np.generic]) -> None:
+    view = np.ascontiguousarray(data).data.cast("B")
+    while view:
+        written = os.pwrite(file, view, place)
+        view, place = view[written:], place + written
+
+
+def _narrowed(values: npt.NDArray[np.float32], dtype: str, name: str) -> npt.NDArray[np.generic]:
+    """``values`` rounded to the nearest of ``dtype``, ties to even; what came from the dtype comes out the same."""
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            half = values.astype(np.float16)
+        if (np.isinf(half) & np.isfinite(values)).any():
+            raise CheckpointError(
+                f"{name} has values beyond those of float16 (65504); export it as bfloat16 or float32"
+            )
+        return half
+    bits = values.view(np.uint32)
+    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    spoilt = np.isnan(values) & ((bits & 0xFFFF) != 0)  # rounding up a NaN can end in infinity or zero
+    return np.where(spoilt, ((bits >> 16) | 0x40).astype(np.uint16), rounded)

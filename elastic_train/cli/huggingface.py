@@ -1,0 +1,99 @@
+"""Verbs about Hugging Face models: import-hf, export-hf. And the check of a job against what it starts from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastic_train.cli.checkpoint import Endpoint, JobRef, Step, StorageUri, newest
+from elastic_train.cli.folder import open_folder
+from elastic_train.cli.guard import UserError
+
+if TYPE_CHECKING:
+    from elastic_train.config.job import Job
+    from elastic_train.model.hf_folder import HfFolder
+
+
+def import_hf(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of the model, a path or s3:// URI.")],
+    out: Annotated[str | None, typer.Option(help="New file for the YAML (default: print it).")] = None,
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Check a Hugging Face model folder and write the lines that make a job start from it."""
+    from pathlib import Path
+
+    from elastic_train.config.job import StorageConfig
+    from elastic_train.model.hf_folder import open_hf_folder
+
+    if out is not None and Path(out).exists():
+        raise UserError(f"{out} exists; give another file")
+    checked = open_hf_folder(folder, StorageConfig(endpoint_url=endpoint_url))
+    text = "\n".join(_job_lines(checked)) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        Path(out).write_text(text)
+        typer.echo(f"{out}: the model section for a job that starts from {checked.store.uri}")
+
+
+def _job_lines(folder: HfFolder) -> Iterator[str]:
+    import yaml
+
+    from elastic_train.config.hf import sliding_window
+
+    dtypes = Counter(tensor.dtype for tensor in folder.tensors.values())
+    listed = ", ".join(f"{count} {dtype}" for dtype, count in dtypes.items())
+    files = len({tensor.path for tensor in folder.tensors.values()})
+    yield (
+        f"# {folder.model.num_parameters:,} parameters in {len(folder.tensors)} tensors ({listed}), "
+        f"{folder.nbytes:,} bytes in {files} file{'' if files == 1 else 's'}"
+    )
+    if (window := sliding_window(folder.config)) is not None:
+        yield f"# sliding_window {window}: data.sequence_length may be at most {window}"
+    section = {"init_from": folder.store.uri, "model": folder.model.model_dump(mode="json")}
+    yield yaml.safe_dump(section, sort_keys=False, width=120).rstrip("\n")
+
+
+def check_source(job: Job) -> None:
+    """Raises ConfigError when the job cannot start from its ``init_from``; once it has a checkpoint it need not."""
+    if job.init_from is None:
+        return
+    from elastic_train.checkpoint.manifest import list_checkpoints
+    from elastic_train.config.paths import anchored, home
+    from elastic_train.model.hf_folder import open_source
+    from elastic_train.storage.store import Store
+
+    job = anchored(job, home())
+    if not list_checkpoints(Store.open(job.storage.uri, job.storage).sub(job.name)):
+        open_source(job)
+
+
+def export_hf(
+    job: JobRef,
+    out: Annotated[str | None, typer.Option(help="New folder (default: exports/JOB-step-STEP).")] = None,
+    step: Step = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16 (default: as in init_from; float32 from random weights)."),
+    ] = None,
+    ema: Annotated[bool, typer.Option("--ema", help="The averaged weights (training.ema_decay).")] = False,
+    data: Annotated[str | None, typer.Option(help="Data set, for its tokenizer (default: the job's).")] = None,
+    storage: StorageUri = "runs",
+    endpoint_url: Endpoint = None,
+) -> None:
+    """Write a checkpoint as a Hugging Face model folder: config, safetensors, tokenizer."""
+    import json
+
+    from elastic_train.checkpoint.hf_export import export_hf as export
+    from elastic_train.config.job import StorageConfig
+    from elastic_train.storage.store import Store
+
+    name, store = open_folder(job, storage, endpoint_url)
+    chosen = newest(store) if step is None else step
+    config = json.loads(store.read("job.json"))["config"]
+    data_store = Store.open(data or config["data"]["uri"], StorageConfig(**config["storage"]))
+    folder = export(store, chosen, data_store, out or f"exports/{name}-step-{chosen}", dtype=dtype, ema=ema)
+    typer.echo(f"{folder}: step {chosen} of {name} as a Hugging Face model")
