@@ -19,7 +19,7 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
         problems.append(f"tie_word_embeddings=true is not available with pp={layout.pp}; use pp=1")
     if layout.cp > 1:
         problems.append(f"cp={layout.cp} is not available; use cp=1")
-    return problems
+    return problems + _exact_problems(job, layout)
 
 
 def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> list[str]:
@@ -48,6 +48,16 @@ def _batch_problems(training: TrainingConfig, layout: Layout) -> list[str]:
             "the 1F1B schedule needs at least one per stage"
         ]
     return []
+
+
+def _exact_problems(job: Job, layout: Layout) -> list[str]:
+    name = job.parallel.pipeline
+    if job.training.determinism == "default" or layout.pp == 1 or name != "zero_bubble":
+        return []
+    return [
+        f"pipeline={name} with pp={layout.pp} is not available with determinism=exact, which needs every backward "
+        "pass in one piece; use gpipe, 1f1b or interleaved_1f1b"
+    ]
 
 
 def micro_batches_per_rank(slots: int, data_ranks: int) -> int:

@@ -30,15 +30,20 @@ class LocalOptimizer(Protocol):
 
 def build_optimizer(parameters: dict[str, Tensor], job: Job) -> LocalOptimizer:
     """The optimizer of the job over ``parameters``: live local float32 tensors, may be empty, by name."""
-    return LocalAdamW(parameters, job.optimizer)
+    return LocalAdamW(parameters, job.optimizer, fused=job.training.determinism == "default")
 
 
 class LocalAdamW:
     """Moments start as zeros and exist from step 0 on; the step number comes from outside (bias correction)."""
 
-    def __init__(self, parameters: dict[str, Tensor], config: OptimizerConfig) -> None:
-        """``parameters``: live local tensors, may be empty, by name."""
+    def __init__(self, parameters: dict[str, Tensor], config: OptimizerConfig, *, fused: bool = True) -> None:
+        """``parameters``: live local tensors, may be empty, by name.
+
+        ``fused``: one pass over memory; on CPUs the second moments then depend on how a tensor is sharded, as its last
+        elements, which do not fill a vector, are rounded once more. Otherwise each element is on its own.
+        """
         self._config = config
+        self._fused = fused
         self._parameters = parameters
         self.exp_avg = {name: torch.zeros_like(local) for name, local in parameters.items()}
         self.exp_avg_sq = {name: torch.zeros_like(local) for name, local in parameters.items()}
@@ -66,7 +71,8 @@ class LocalAdamW:
                 [],
                 # One element per tensor: torch increments each of them.
                 list(torch.full((len(names),), step - 1.0, device=gradients[names[0]].device).unbind()),
-                fused=True,
+                fused=self._fused,
+                foreach=not self._fused,
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,

@@ -67,6 +67,7 @@ def write(engine: Engine, state: dict[str, Array]) -> None:
     for key, shard in engine.state().items():
         region = tuple(slice(o, o + s) for o, s in zip(shard.offsets, shard.tensor.shape, strict=True))
         shard.tensor.copy_(torch.from_numpy(state[key][region]))
+    engine.publish()
 
 
 def pieces(engine: Engine) -> dict[str, Piece]:

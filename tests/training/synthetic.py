@@ -17,7 +17,7 @@ class SyntheticBatches:
 
     ``masked``: largest fraction of labels that are padding, different per sample. ``empty_rows``: rows of the global
     batch without any valid label. ``planted``: (step, row, token) to put in the middle of that row. ``below``: limit of
-    the other tokens.
+    the other tokens; ``above``: the smallest of them.
     """
 
     def __init__(
@@ -27,10 +27,12 @@ class SyntheticBatches:
         empty_rows: tuple[int, ...] = (),
         planted: tuple[int, int, int] | None = None,
         below: int | None = None,
+        above: int = 0,
     ) -> None:
         self._job = job
         self._planted = planted
         self._below = below or job.model.vocab_size
+        self._above = above
         self._masked = masked
         self._empty_rows = empty_rows
 
@@ -58,6 +60,7 @@ class SyntheticBatches:
         random = np.random.default_rng((step, row))
         # Skewed towards small ids: there is something to learn, so the loss moves.
         tokens = (random.random(self._job.data.sequence_length + 1) ** 2 * self._below).astype(np.int64)
+        tokens = np.maximum(tokens, self._above)
         if self._planted is not None and (step, row) == self._planted[:2]:
             tokens[len(tokens) // 2] = self._planted[2]
         labels = tokens[1:].copy()
