@@ -13,9 +13,12 @@ import torch
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.data.batches import slots_of
+from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.training.engine import Engine, StepMetrics
+from elastic_train.training.exact import reduce_exactly
 from tests.ranks import run_ranks
-from tests.training.synthetic import SyntheticBatches
+from tests.training.synthetic import SyntheticBatches, small_job
 
 Array = npt.NDArray[np.float32]
 Piece = tuple[tuple[int, ...], tuple[int, ...], Array]
@@ -109,6 +112,17 @@ def count_beats(rank: int, job: Job, layout: Layout) -> tuple[int, int]:
     engine.on_progress = lambda: beats.append(1)
     engine.train_step(1)
     return len(beats), sum(key.startswith("param.") and key.endswith("q_proj.weight") for key in engine.state())
+
+
+def loss_and_norm(
+    rank: int, layout: Layout, losses: list[list[float]], parts: list[list[float]], copies: int, invalid: int | None
+) -> tuple[float, float]:
+    """Of one parameter, of which this rank holds ``parts[rank]``, as ``determinism: exact`` finds them."""
+    job = small_job(training={"global_batch": 4})
+    mesh = ParallelMesh(layout, rank, torch.device("cpu"))
+    slots = slots_of(mesh.data_rank, layout.data_ranks, 4)
+    gradients, own = {"q_proj.weight": torch.tensor(parts[rank])}, [torch.tensor(loss) for loss in losses[rank]]
+    return reduce_exactly(own, slots, gradients, {"q_proj.weight": copies}, mesh, job, invalid=rank == invalid)
 
 
 def late_imports(rank: int, job: Job, layout: Layout) -> list[str]:

@@ -14,7 +14,8 @@ import torch
 from elastic_train.config.job import Job, OptimizerConfig
 from elastic_train.config.layout import Layout
 from elastic_train.training.optimizer import LocalAdamW
-from tests.training.runs import Run, run
+from tests.ranks import run_ranks
+from tests.training.runs import Run, loss_and_norm, run
 from tests.training.synthetic import small_job
 
 STEPS = 30
@@ -152,6 +153,30 @@ def test_padding_adds_nothing_even_where_its_token_has_no_value() -> None:
     alone, padded = (run(job(), layout, 1, state=start, above=1) for layout in (Layout(), Layout(dp_shard=3)))
     assert math.isfinite(alone.losses[0]) and math.isfinite(alone.norms[0])
     assert bits(padded) == bits(alone)
+
+
+def test_loss_is_summed_by_slot_and_the_norm_counts_copies_once() -> None:
+    """Padding's loss (9) does not count; 3 and 4 make a norm of 5, also where two ranks hold both."""
+    losses = [[0.25, 0.5], [1.0, 9.0], [2.0, 9.0]]
+    for cut, copies in ([[3.0], [4.0], []], 1), ([[3.0, 4.0]] * 3, 3):
+        assert run_ranks(loss_and_norm, 3, Layout(dp_shard=3), losses, cut, copies, None) == [(3.75, 5.0)] * 3
+
+
+def test_a_rank_whose_sums_mean_nothing_makes_the_norm_nan_on_all() -> None:
+    losses = [[0.25, 0.5], [1.0, 2.0]]
+    for loss, norm in run_ranks(loss_and_norm, 2, Layout(dp_shard=2), losses, [[3.0], [4.0]], 1, 1):
+        assert loss == 3.75 and math.isnan(norm)
+
+
+def test_the_norm_does_not_depend_on_the_cut_and_is_right() -> None:
+    """Values of very different sizes; the reference adds exact squares."""
+    values = (np.random.default_rng(1).standard_normal(3000) ** 5).astype(np.float32)
+    expected = math.sqrt(math.fsum(float(value) ** 2 for value in values))
+    norms = set()
+    for cut in (0, 1, 1024, 2999):
+        parts = [values[:cut].tolist(), values[cut:].tolist()]
+        norms |= {norm for _, norm in run_ranks(loss_and_norm, 2, Layout(dp_shard=2), [[], []], parts, 1, None)}
+    assert len(norms) == 1 and norms.pop() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_update_of_an_element_does_not_depend_on_where_its_tensor_is_cut() -> None:
