@@ -240,7 +240,10 @@ def _catch(owner: nn.Module, sums: dict[str, FixedPointSum], stage: _Stage) -> N
         if torch.is_grad_enabled():
             for attribute, total in sums.items():
                 parameter = module._parameters[attribute]
-                module.__dict__[attribute] = _Catch.apply(parameter, total, stage.in_slot)  # type: ignore[no-untyped-call]
+                assert parameter is not None
+                # Detached: hooks on the parameter would be called, even without a gradient.
+                leaf = parameter.detach().requires_grad_()
+                module.__dict__[attribute] = _Catch.apply(leaf, total, stage.in_slot)  # type: ignore[no-untyped-call]
 
     def uncover(module: nn.Module, arguments: Any, output: Any) -> None:
         for attribute in sums:
