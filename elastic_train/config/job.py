@@ -163,6 +163,24 @@ class TrainingConfig(Section):
             raise ValueError("reduce_dtype=bf16 needs precision=bf16 or fp8; with precision=fp32 it must be fp32")
         return self
 
+    @model_validator(mode="after")
+    def _exact(self) -> Self:
+        if self.determinism == "default":
+            return self
+        refused = {
+            "precision=fp8": (self.precision == "fp8", "fp32 or bf16"),
+            "reduce_dtype=bf16": (self.reduce_dtype == "bf16", "fp32, as gradients are reduced in 64-bit integers"),
+            "compile=true": (self.compile, "false"),
+        }
+        problems = [
+            f"{field} is not available with determinism=exact; use {use}"
+            for field, (set_, use) in refused.items()
+            if set_
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
     @property
     def slots(self) -> int:
         """Number of micro-batch positions of the global batch. A ``Job`` guarantees that it divides."""

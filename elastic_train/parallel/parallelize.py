@@ -33,7 +33,7 @@ def parallelize(*, job: Job, mesh: ParallelMesh) -> ParallelModel:
         # Tensor parallelism first: sharding then cuts what each tensor rank is left with, and gathers only that.
         if mesh.layout.tp > 1:
             apply_tensor_parallel(stage, mesh)
-        if layout.cp > 1:
+        if mesh.layout.cp > 1:
             apply_context_parallel(stage, job, mesh)
         # Compiled code leaves attention out, and is itself run again where blocks are.
         if job.training.recompute == "selective":

@@ -22,6 +22,7 @@ def lasting_problems(job: Job, layout: Layout) -> list[str]:
     """The violations that stay, whichever axes of ``layout`` are made larger: more data ranks may cure the others."""
     problems = _tensor_problems(job.model, job.data, layout) + _batch_problems(job.training, layout)
     problems += _data_problems(job, layout) + _float8_problems(job, layout) + _context_problems(job, layout)
+    problems += _exact_problems(job, layout)
     if layout.pp > 1:
         problems += _schedule_problems(job, layout) + _stage_problems(job, layout)
     return problems
@@ -166,6 +167,16 @@ def _stage_problems(job: Job, layout: Layout) -> list[str]:
             "for each of its weights; use selective"
         )
     return problems
+
+
+def _exact_problems(job: Job, layout: Layout) -> list[str]:
+    name = job.parallel.pipeline
+    if job.training.determinism == "default" or layout.pp == 1 or not job.parallel.splits_backward:
+        return []
+    return [
+        f"pipeline={name} with pp={layout.pp} is not available with determinism=exact, which needs every backward "
+        "pass in one piece; use gpipe, 1f1b or interleaved_1f1b"
+    ]
 
 
 def micro_batches_per_rank(slots: int, data_ranks: int) -> int:

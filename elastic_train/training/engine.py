@@ -24,6 +24,7 @@ from elastic_train.data.batches import PADDING_LABEL, slots_of
 from elastic_train.model.hf_folder import HfFolder
 from elastic_train.model.initialize import fill_initial
 from elastic_train.parallel.batches import MicroBatches
+from elastic_train.parallel.exact import ExactGradients, from_fixed_point
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.parallelize import parallelize
 from elastic_train.parallel.pipeline import Pipeline
@@ -33,6 +34,7 @@ from elastic_train.parallel.tied import copies_in_stages, sum_tied_gradients
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 from elastic_train.training.ema import KIND, AveragedWeights
 from elastic_train.training.evaluation import EvaluationSamples, is_due, rounds
+from elastic_train.training.exact import reduce_exactly
 from elastic_train.training.gradients import clip, squared_norm
 from elastic_train.training.loss import build_loss
 from elastic_train.training.optimizer import build_optimizer
@@ -111,12 +113,14 @@ class Engine:
         self._mesh = ParallelMesh(layout, rank, self._device)
         parallel = parallelize(job=job, mesh=self._mesh)
         self._stages, self._data = parallel.stages, parallel.data
+        self._exact = self._catch_gradients() if job.training.determinism == "exact" else None
         self._optimizer = build_optimizer(self._data.shards, job, self._mesh, cut=self._data.shards_are_cut)
         self._average: AveragedWeights | None = None
         if job.training.ema_decay is not None:
             weights = {name: shard.tensor for name, shard in self._data.shards.items()}
             self._average = AveragedWeights(weights, job.training.ema_decay)
         self._copies = {name: self._replicas(name) for name in self._data.shards}
+        self._slots = slots_of(self._mesh.data_rank, layout.data_ranks, job.training.slots)
         self._micro_batches = micro_batches_per_rank(job.training.slots, layout.data_ranks)
         self._loss = build_loss(job.model, self._mesh)
         self._pipeline = self._build_pipeline() if layout.pp > 1 else None
@@ -177,10 +181,10 @@ class Engine:
         batches = self._load(step)
         self._loss.valid_tokens = self._count_valid(batches.labels_MBT)
         self._data.start_step()
+        if self._exact is not None:
+            self._exact.start_step(len(self._slots))
         losses = self._pipeline.run(batches) if self._pipeline is not None else self._run_micro_batches(batches)
-        gradients = self._data.gradients()
-        sum_replicated_gradients(gradients, self._mesh)
-        sum_tied_gradients(gradients, self._job.model, self._mesh)
+        gradients = self._gradients()
         loss, norm = self._reduce(losses, gradients)
         return StepGradients(loss, norm, self._loss.valid_tokens, gradients)
 
@@ -250,8 +254,7 @@ class Engine:
 
     def _load(self, step: int) -> MicroBatches:
         """This rank's tokens of its data rank's slots; missing slots are padding."""
-        slots = slots_of(self._mesh.data_rank, self._mesh.layout.data_ranks, self._job.training.slots)
-        samples = [self._batches.slot(step, slot) for slot in slots]
+        samples = [self._batches.slot(step, slot) for slot in self._slots]
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))
         return self._to_tensors(samples, self._batches.documents)
 
@@ -268,6 +271,13 @@ class Engine:
         indices_T = self._stages.modules[0].indices_T
         return x_MBS if indices_T is None else x_MBS[..., indices_T]
 
+    def _gradients(self) -> dict[str, Tensor]:
+        """This rank's shards of the gradient of the step, summed over all ranks that contribute to them."""
+        gradients = self._data.gradients() if self._exact is None else self._exact.sums()
+        sum_replicated_gradients(gradients, self._mesh)
+        sum_tied_gradients(gradients, self._job.model, self._mesh)
+        return gradients if self._exact is None else from_fixed_point(gradients)
+
     def _count_valid(self, labels: Tensor) -> int:
         valid = (labels != PADDING_LABEL).sum()
         dist.all_reduce(valid, group=self._mesh.batch_group)
@@ -275,6 +285,10 @@ class Engine:
 
     def _reduce(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[float, float]:
         """Loss of the step and global gradient norm, in one collective over all ranks."""
+        if self._exact is not None:
+            return reduce_exactly(
+                losses, self._slots, gradients, self._copies, self._mesh, self._job, invalid=self._exact.out_of_range
+            )
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         sums[0] = self._sum_of(losses)
         sums[1] = squared_norm(gradients, self._copies)
@@ -287,6 +301,9 @@ class Engine:
         if not losses or self._mesh.place.tp:
             return torch.zeros((), dtype=torch.float64, device=self._device)
         return torch.stack(losses).double().sum()
+
+    def _catch_gradients(self) -> ExactGradients:
+        return ExactGradients(self._stages, self._data, self._mesh, slots=self._job.training.slots)
 
     def _replicas(self, name: str) -> int:
         """How many ranks hold the same part of parameter ``name``."""

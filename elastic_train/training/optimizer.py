@@ -35,14 +35,15 @@ def build_optimizer(shards: dict[str, LocalShard], job: Job, mesh: ParallelMesh,
 
     ``cut``: whether the shards are cut over ``mesh.shard_group``. Every rank calls it: Muon makes a process group.
     """
-    config = job.optimizer
+    config, fused = job.optimizer, job.training.determinism == "default"
     parameters = {name: shard.tensor for name, shard in shards.items()}
     if config.name == "sgd":
-        return LocalSGD(parameters, config)
+        return LocalSGD(parameters, config, fused=fused)
     if config.name == "lion":
         return LocalLion(parameters, config)
     if config.name == "muon":
         shapes = {name: shard.global_shape for name, shard in shards.items()}
         matrices = {name: shape for name, shape in shapes.items() if is_matrix_of_block(name, len(shape))}
-        return LocalMuon(shards, config, WholeMatrices(matrices, mesh, dtype=compute_dtype(job.training), sharded=cut))
-    return LocalAdam(parameters, config, decoupled=config.name == "adamw")
+        whole = WholeMatrices(matrices, mesh, dtype=compute_dtype(job.training), sharded=cut)
+        return LocalMuon(shards, config, whole, fused=fused)
+    return LocalAdam(parameters, config, decoupled=config.name == "adamw", fused=fused)

@@ -13,6 +13,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import EvaluationBatches, open_evaluation, unfit_for_evaluation
 from elastic_train.data.manifest import Manifest
 from elastic_train.data.prepare import given_tokenizer, prepare
+from elastic_train.storage.store import Store
 from tests.config.job_files import GOOD
 
 
@@ -62,7 +63,12 @@ def test_a_data_set_prepared_with_anothers_tokenizer_has_its_tokens(data: Path) 
     assert held.tokenizer == train.tokenizer
     assert (data / "held" / "tokenizer.json").read_bytes() == (data / "train" / "tokenizer.json").read_bytes()
     assert other.tokenizer.sha256 != train.tokenizer.sha256 and other.inputs_sha256 != held.inputs_sha256
-    again = prepare(open_corpus(str(data / "held.txt")), str(data / "held"), 999, given=given_tokenizer(Store.open(str(data / "train"))))
+    again = prepare(
+        open_corpus(str(data / "held.txt")),
+        str(data / "held"),
+        999,
+        given=given_tokenizer(Store.open(str(data / "train"))),
+    )
     assert again.reused
 
 

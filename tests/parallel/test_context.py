@@ -15,7 +15,7 @@ from elastic_train.parallel.context import held_chunks
 from tests.model.test_attention import reference, seen_of
 from tests.parallel.contexts import attention
 from tests.ranks import run_ranks
-from tests.training.runs import GradientRun, assert_same_gradients, run_gradients
+from tests.training.runs import Run, assert_same_gradients, assert_same_steps, run
 from tests.training.synthetic import small_job
 
 KINDS = ["gather", "ulysses"]
@@ -72,8 +72,8 @@ def test_attention_and_its_gradients_equal_softmax(kind: str, ranks: int, docume
 
 
 @lru_cache
-def truth(documents: bool) -> GradientRun:
-    return run_gradients(job(documents=documents), Layout(), 3, masked=0.6)
+def truth(documents: bool) -> Run:
+    return run(job(documents=documents), Layout(), 3, masked=0.6)
 
 
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
@@ -93,8 +93,8 @@ def truth(documents: bool) -> GradientRun:
     ids=str,
 )
 def test_three_steps_equal_one_rank(layout: Layout, kind: str, documents: bool) -> None:
-    actual = run_gradients(job(kind, documents=documents), layout, 3, masked=0.6)
-    assert_same_gradients(actual, truth(documents))
+    actual = run(job(kind, documents=documents), layout, 3, masked=0.6)
+    assert_same_steps(actual, truth(documents))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,16 +102,16 @@ def test_several_sequences_per_micro_batch(kind: str) -> None:
     """Rows with documents of their own, rows of padding, and a rank without a valid token."""
     sections = {"training": {"micro_batch": 2}}
     masked = {"masked": 0.9, "empty_rows": (0, 4, 5, 6, 7)}
-    expected = run_gradients(job(documents=True, **sections), Layout(), 2, **masked)
-    actual = run_gradients(job(kind, documents=True, **sections), Layout(dp_shard=2, cp=2), 2, **masked)
-    assert_same_gradients(actual, expected)
+    expected = run(job(documents=True, **sections), Layout(), 2, **masked)
+    actual = run(job(kind, documents=True, **sections), Layout(dp_shard=2, cp=2), 2, **masked)
+    assert_same_steps(actual, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_stays_close_to_one_rank(kind: str) -> None:
     """bf16 has 8 bits: sums in another order differ by some 1e-2 of the largest gradient, and no more."""
     sections = {"training": {"precision": "bf16"}}
-    expected = run_gradients(job(documents=True, **sections), Layout(dp_shard=2), 1)
-    actual = run_gradients(job(kind, documents=True, **sections), Layout(cp=2), 1)
+    expected = run(job(documents=True, **sections), Layout(dp_shard=2), 1)
+    actual = run(job(kind, documents=True, **sections), Layout(cp=2), 1)
     np.testing.assert_allclose(actual.losses, expected.losses, rtol=1e-3)
-    assert_same_gradients(GradientRun([], [], actual.gradients), GradientRun([], [], expected.gradients), 3e-2)
+    assert_same_gradients(actual, expected, 3e-2)

@@ -11,7 +11,7 @@ import pytest
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from tests.ranks import run_ranks
-from tests.training.runs import GradientRun, count_beats, run_gradients
+from tests.training.runs import Run, count_beats, run
 from tests.training.synthetic import small_job
 
 CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
@@ -36,15 +36,15 @@ def job(case: str, recompute: str, precision: str = "fp32") -> Job:
 
 
 @lru_cache
-def truth(case: str, precision: str) -> GradientRun:
-    return run_gradients(job(case, "none", precision), CASES[case][0], 2, masked=0.5)
+def truth(case: str, precision: str) -> Run:
+    return run(job(case, "none", precision), CASES[case][0], 2, masked=0.5)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize(("case", "precision"), [*((case, "fp32") for case in CASES), ("gather", "bf16")])
 def test_losses_and_gradients_are_bitwise_those_without(case: str, precision: str, recompute: str) -> None:
     expected = truth(case, precision)
-    actual = run_gradients(job(case, recompute, precision), CASES[case][0], 2, masked=0.5)
+    actual = run(job(case, recompute, precision), CASES[case][0], 2, masked=0.5)
     assert (actual.losses, actual.norms) == (expected.losses, expected.norms)
     for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
         for name, value in theirs.items():

@@ -13,9 +13,12 @@ import torch
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.data.batches import slots_of
+from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.training.engine import Engine, StepGradients, StepMetrics
+from elastic_train.training.exact import reduce_exactly
 from tests.ranks import run_ranks
-from tests.training.synthetic import SyntheticBatches
+from tests.training.synthetic import SyntheticBatches, small_job
 
 Array = npt.NDArray[np.float32]
 Piece = tuple[tuple[int, ...], tuple[int, ...], Array]
@@ -71,51 +74,20 @@ def train(
     return metrics, before, pieces(engine), gradients
 
 
-@dataclass
-class GradientRun:
-    """Steps seen from outside: loss, pre-clip norm and whole gradients of each, before its update."""
-
-    losses: list[float]
-    norms: list[float]
-    gradients: list[dict[str, Array]]
-
-
-def run_gradients(job: Job, layout: Layout, steps: int, **synthetic: Any) -> GradientRun:
-    """Steps 1 .. ``steps`` on ``layout``."""
-    results = run_ranks(compute_gradients, layout.world_size, job, layout, steps, synthetic)
-    for scalars, _ in results:
-        assert repr(scalars) == repr(results[0][0]), "ranks report different losses or norms"
-    losses, norms = (list(values) for values in zip(*results[0][0], strict=True))
-    return GradientRun(losses, norms, [assemble([held[step] for _, held in results]) for step in range(steps)])
-
-
-def compute_gradients(
-    rank: int, job: Job, layout: Layout, steps: int, synthetic: dict[str, Any]
-) -> tuple[list[tuple[float, float]], list[dict[str, Piece]]]:
-    engine = Engine(job, layout, rank, SyntheticBatches(job, **synthetic))
-    engine.initialize()
-    places = engine.state()
-    scalars, held = [], []
-    for step in range(1, steps + 1):
-        gradients = engine.compute_gradients(step)
-        scalars.append((gradients.loss, gradients.norm))
-        pieces = {}
-        for name, gradient in gradients.shards.items():
-            place = places[f"param.{name}"]
-            pieces[name] = (place.global_shape, place.offsets, gradient.float().numpy().copy())
-        held.append(pieces)
-        engine.update(step, gradients)
-    return scalars, held
-
-
-def assert_same_gradients(actual: GradientRun, expected: GradientRun, tolerance: float = 1e-5) -> None:
-    """Losses, norms and every parameter's gradient, relative to its largest element."""
+def assert_same_steps(actual: Run, expected: Run, tolerance: float = 1e-5) -> None:
+    """Losses, norms and every parameter's gradient."""
     np.testing.assert_allclose(actual.losses, expected.losses, rtol=tolerance)
     np.testing.assert_allclose(actual.norms, expected.norms, rtol=tolerance)
-    for ours, theirs in zip(actual.gradients, expected.gradients, strict=True):
+    assert_same_gradients(actual, expected, tolerance)
+
+
+def assert_same_gradients(actual: Run, expected: Run, tolerance: float) -> None:
+    """Every parameter's gradient in every step, relative to its largest element."""
+    for step, (ours, theirs) in enumerate(zip(actual.gradients, expected.gradients, strict=True), 1):
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
-            np.testing.assert_allclose(ours[name], value, rtol=0, atol=tolerance * np.abs(value).max(), err_msg=name)
+            limit = tolerance * float(np.abs(value).max())
+            np.testing.assert_allclose(ours[name], value, rtol=0, atol=limit, err_msg=f"step {step}: {name}")
 
 
 def write(engine: Engine, state: dict[str, Array]) -> None:
@@ -178,6 +150,17 @@ def count_beats(rank: int, job: Job, layout: Layout) -> tuple[int, int]:
     return len(beats), sum(key.startswith("param.") and key.endswith("q_proj.weight") for key in engine.state())
 
 
+def loss_and_norm(
+    rank: int, layout: Layout, losses: list[list[float]], parts: list[list[float]], copies: int, invalid: int | None
+) -> tuple[float, float]:
+    """Of one parameter, of which this rank holds ``parts[rank]``, as ``determinism: exact`` finds them."""
+    job = small_job(training={"global_batch": 4})
+    mesh = ParallelMesh(layout, rank, torch.device("cpu"))
+    slots = slots_of(mesh.data_rank, layout.data_ranks, 4)
+    gradients, own = {"q_proj.weight": torch.tensor(parts[rank])}, [torch.tensor(loss) for loss in losses[rank]]
+    return reduce_exactly(own, slots, gradients, {"q_proj.weight": copies}, mesh, job, invalid=rank == invalid)
+
+
 def late_imports(rank: int, job: Job, layout: Layout) -> list[str]:
     """Modules that building an engine and running a step import in a freshly forked rank."""
     known = set(sys.modules)
@@ -185,49 +168,3 @@ def late_imports(rank: int, job: Job, layout: Layout) -> list[str]:
     engine.initialize()
     engine.train_step(1)
     return sorted(set(sys.modules) - known)
-
-
-@dataclass
-class GradientRun:
-    """The first steps of a run: metrics of rank 0, whole initial weights and whole gradients before clipping."""
-
-    metrics: list[StepMetrics]
-    initial: dict[str, Array]
-    gradients: list[dict[str, Array]]
-
-    @property
-    def losses(self) -> list[float]:
-        return [metrics.loss for metrics in self.metrics]
-
-    @property
-    def norms(self) -> list[float]:
-        return [metrics.grad_norm for metrics in self.metrics]
-
-
-def gradient_run(job: Job, layout: Layout, steps: int, **synthetic: Any) -> GradientRun:
-    """Train ``steps`` steps from the initial weights and keep what the parity suite compares."""
-    results = run_ranks(compute_gradients, layout.world_size, job, layout, steps, synthetic)
-    assert all(repr(metrics) == repr(results[0][0]) for metrics, _, _ in results), "ranks report different metrics"
-    initial = assemble([result[1] for result in results])
-    gradients = [assemble([result[2][step] for result in results]) for step in range(steps)]
-    return GradientRun(results[0][0], initial, gradients)
-
-
-def compute_gradients(
-    rank: int, job: Job, layout: Layout, steps: int, synthetic: dict[str, Any]
-) -> tuple[list[StepMetrics], dict[str, Piece], list[dict[str, Piece]]]:
-    engine = Engine(job, layout, rank, SyntheticBatches(job, **synthetic))
-    engine.initialize()
-    shards = {key.removeprefix("param."): s for key, s in engine.state().items() if key.startswith("param.")}
-    initial = {name: (s.global_shape, s.offsets, s.tensor.numpy().copy()) for name, s in shards.items()}
-    metrics, gradients = [], []
-    for step in range(1, steps + 1):
-        computed = engine.compute_gradients(step)
-        gradients.append(
-            {
-                name: (shards[name].global_shape, shards[name].offsets, gradient.float().numpy().copy())
-                for name, gradient in computed.shards.items()
-            }
-        )
-        metrics.append(engine.update(step, computed))
-    return metrics, initial, gradients

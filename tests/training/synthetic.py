@@ -17,7 +17,8 @@ class SyntheticBatches:
 
     ``masked``: largest fraction of labels that are padding, different per sample. ``empty_rows``: rows of the global
     batch without any valid label. ``planted``: (step, row, token) to put in the middle of that row. ``below``: limit of
-    the other tokens. ``lengths``: of the documents in every row, instead of what the tokens say.
+    the other tokens; ``above``: the smallest of them. ``lengths``: of the documents in every row, instead of what the
+    tokens say.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class SyntheticBatches:
         empty_rows: tuple[int, ...] = (),
         planted: tuple[int, int, int] | None = None,
         below: int | None = None,
+        above: int = 0,
         lengths: tuple[int, ...] | None = None,
     ) -> None:
         self._job = job
         self._planted = planted
         self._below = below or job.model.vocab_size
+        self._above = above
         self._masked = masked
         self._empty_rows = empty_rows
         self._lengths = lengths
@@ -63,6 +66,7 @@ class SyntheticBatches:
         random = np.random.default_rng((step, row))
         # Skewed towards small ids: there is something to learn, so the loss moves.
         tokens = (random.random(self._job.data.sequence_length + 1) ** 2 * self._below).astype(np.int64)
+        tokens = np.maximum(tokens, self._above)
         if self._planted is not None and (step, row) == self._planted[:2]:
             tokens[len(tokens) // 2] = self._planted[2]
         labels = tokens[1:].copy()

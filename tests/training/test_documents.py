@@ -13,7 +13,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from tests.parallel.contexts import token_losses
 from tests.ranks import run_ranks
-from tests.training.runs import GradientRun, assert_same_gradients, run_gradients
+from tests.training.runs import Run, assert_same_steps, run
 from tests.training.synthetic import small_job
 
 
@@ -63,7 +63,7 @@ def test_without_the_mask_it_is_seen() -> None:
 
 def test_the_label_after_an_end_of_text_token_counts() -> None:
     """The first token of the next document is predicted from the document that ends."""
-    assert run_gradients(job(), Layout(), 1, lengths=(16, 16)).losses[0] > 0
+    assert run(job(), Layout(), 1, lengths=(16, 16)).losses[0] > 0
     one, other = (losses(1, "gather", [11, 12, 13, 0, next_token, 22], [0, 0, 0, 0, 1]) for next_token in (21, 31))
     assert one[:3] == other[:3] and one[3] != other[3]
 
@@ -78,8 +78,8 @@ LENGTHS = {
 
 
 @lru_cache
-def truth(lengths: str) -> GradientRun:
-    return run_gradients(job(), Layout(), 1, lengths=LENGTHS[lengths])
+def truth(lengths: str) -> Run:
+    return run(job(), Layout(), 1, lengths=LENGTHS[lengths])
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -95,11 +95,11 @@ def truth(lengths: str) -> GradientRun:
     ids=str,
 )
 def test_documents_of_every_length_equal_one_rank(layout: Layout, context: str, lengths: str) -> None:
-    assert_same_gradients(run_gradients(job(context), layout, 1, lengths=LENGTHS[lengths]), truth(lengths))
+    assert_same_steps(run(job(context), layout, 1, lengths=LENGTHS[lengths]), truth(lengths))
 
 
 def test_one_document_is_no_mask() -> None:
-    assert_same_gradients(truth("all chunks"), run_gradients(job(document_mask=False), Layout(), 1))
+    assert_same_steps(truth("all chunks"), run(job(document_mask=False), Layout(), 1))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_one_document_is_no_mask() -> None:
 )
 def test_rows_of_padding_only_give_zero_gradients(layout: Layout, context: str) -> None:
     """Their loss is 0, not NaN: every token sees at least itself."""
-    run = run_gradients(job(context), layout, 1, empty_rows=tuple(range(8)))
-    assert (run.losses, run.norms) == ([0.0], [0.0])
-    assert not any(gradient.any() for gradient in run.gradients[0].values())
-    some = run_gradients(job(context), layout, 1, empty_rows=(3,))
+    result = run(job(context), layout, 1, empty_rows=tuple(range(8)))
+    assert (result.losses, result.norms) == ([0.0], [0.0])
+    assert not any(gradient.any() for gradient in result.gradients[0].values())
+    some = run(job(context), layout, 1, empty_rows=(3,))
     assert all(math.isfinite(value) for value in some.losses + some.norms)
 
 
 @pytest.mark.parametrize("context", ["gather", "ulysses"])
 def test_the_loss_is_not_a_multiple_of_cp(context: str) -> None:
     """Every token is counted once: the same loss for cp = 1, 2 and 4."""
-    one, two, four = (run_gradients(job(context), Layout(cp=cp), 1, masked=0.5).losses for cp in (1, 2, 4))
+    one, two, four = (run(job(context), Layout(cp=cp), 1, masked=0.5).losses for cp in (1, 2, 4))
     np.testing.assert_allclose([two, four], [one, one], rtol=1e-6)

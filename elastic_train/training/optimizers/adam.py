@@ -25,11 +25,16 @@ class LocalAdam:
         config: OptimizerConfig,
         *,
         decoupled: bool,
+        fused: bool = True,
         names: Iterable[str] | None = None,
     ) -> None:
-        """``names``: the parameters to update; None: all."""
+        """``names``: the parameters to update; None: all.
+
+        ``fused``: one pass over memory; on CPUs the second moments then depend on how a tensor is sharded, as its last
+        elements, which do not fill a vector, are rounded once more. Otherwise each element is on its own.
+        """
         names = list(parameters) if names is None else list(names)
-        self._config, self._decoupled = config, decoupled
+        self._config, self._decoupled, self._fused = config, decoupled, fused
         self._parameters = parameters
         self._groups = group(parameters, names, config.weight_decay)
         self._exp_avg = {name: torch.zeros_like(parameters[name]) for name in names}
@@ -49,7 +54,8 @@ class LocalAdam:
                 [],
                 # One element per tensor: torch increments each of them.
                 list(torch.full((len(local),), step - 1.0, device=local[0].device).unbind()),
-                fused=True,
+                fused=self._fused,
+                foreach=not self._fused,
                 decoupled_weight_decay=self._decoupled,
                 amsgrad=False,
                 beta1=beta1,

@@ -30,7 +30,9 @@ class LocalMuon:
     decay is decoupled, and Newton-Schulz runs in the precision of ``matrices``.
     """
 
-    def __init__(self, shards: dict[str, LocalShard], config: OptimizerConfig, matrices: WholeMatrices) -> None:
+    def __init__(
+        self, shards: dict[str, LocalShard], config: OptimizerConfig, matrices: WholeMatrices, *, fused: bool = True
+    ) -> None:
         """``matrices`` covers the names of ``is_matrix_of_block``."""
         self._parameters = {name: shard.tensor for name, shard in shards.items()}
         self._shapes = {name: shard.global_shape for name, shard in shards.items()}
@@ -38,7 +40,7 @@ class LocalMuon:
         whole = [name for name, shape in self._shapes.items() if is_matrix_of_block(name, len(shape))]
         rest = [name for name in shards if name not in set(whole)]
         self._groups = group(self._parameters, whole, config.weight_decay)
-        self._rest = LocalAdam(self._parameters, config, decoupled=True, names=rest)
+        self._rest = LocalAdam(self._parameters, config, decoupled=True, fused=fused, names=rest)
         self._buffers = {name: torch.zeros_like(self._parameters[name]) for name in whole}
         self.state = {"momentum_buffer": self._buffers, **self._rest.state}
 

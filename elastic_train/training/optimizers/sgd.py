@@ -16,8 +16,8 @@ class LocalSGD:
     Without momentum there is no state.
     """
 
-    def __init__(self, parameters: dict[str, Tensor], config: OptimizerConfig) -> None:
-        self._momentum = config.momentum
+    def __init__(self, parameters: dict[str, Tensor], config: OptimizerConfig, *, fused: bool = True) -> None:
+        self._momentum, self._fused = config.momentum, fused
         self._parameters = parameters
         self._groups = group(parameters, parameters, config.weight_decay)
         self.state: dict[str, dict[str, Tensor]] = {}
@@ -35,7 +35,8 @@ class LocalSGD:
                 members.pick(self._parameters),
                 members.gradients(gradients),
                 buffers,
-                fused=True,
+                fused=self._fused,
+                foreach=not self._fused,
                 weight_decay=members.weight_decay,
                 momentum=self._momentum,
                 lr=lr,
