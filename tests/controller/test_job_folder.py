@@ -67,7 +67,15 @@ def test_another_job_of_the_name_is_refused_with_its_fields_and_both_values(job:
 
 @pytest.mark.parametrize(
     "override",
-    ["seed=7", "training.global_batch=4", "training.micro_batch=2", "data.sequence_length=16", "model.hidden_size=32"],
+    [
+        "optimizer.name=sgd",
+        "training.ema_decay=0.9",
+        "seed=7",
+        "training.global_batch=4",
+        "training.micro_batch=2",
+        "data.sequence_length=16",
+        "model.hidden_size=32",
+    ],
 )
 def test_identity_is_what_decides_weights_and_order(job: Job, override: str) -> None:
     assert identity(changed(job, override), "digest") != identity(job, "digest")

@@ -10,7 +10,7 @@ from elastic_train.config.layout import Layout
 from elastic_train.training.optimizers.muon import orthogonalise
 from tests.ranks import run_ranks
 from tests.training.optimizer_runs import job_with_optimizer, muon_beside_torch
-from tests.training.runs import run
+from tests.training.runs import late_imports, run
 
 ODD = {
     "model": {
@@ -82,6 +82,13 @@ def test_every_layout_takes_the_same_steps(sizes: str, layout: Layout) -> None:
     for key, value in expected.after.items():
         scale = np.abs(value).max()
         np.testing.assert_allclose(actual.after[key], value, rtol=0, atol=1e-3 * scale, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "lion", "muon"])
+def test_the_first_step_imports_nothing_heavy(name: str) -> None:
+    """What it imports is paid after every failure. torch's profiler probe is one small file."""
+    for modules in run_ranks(late_imports, 2, job_with_optimizer(name), Layout(dp_shard=2)):
+        assert set(modules) <= {"torch.profiler._cupti_monitor"}
 
 
 def test_a_run_continues_on_another_layout() -> None:
