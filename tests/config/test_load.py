@@ -190,3 +190,11 @@ def test_scalars_mean_what_people_mean() -> None:
     assert job.name == "no"
     assert job.training.steps == 100
     assert (job.optimizer.learning_rate, job.schedule.min_lr) == (3e-4, 1e-5)
+
+
+def test_exact_refuses_what_it_cannot_keep_exact() -> None:
+    (problem,) = problems(GOOD, "training.determinism=exact", "training.compile=true")
+    assert problem == "training: compile=true is not available with determinism=exact; use false"
+    overrides = ["training.determinism=exact", "training.precision=bf16", "training.reduce_dtype=bf16"]
+    (problem,) = problems(GOOD, *overrides)
+    assert "reduce_dtype=bf16 is not available with determinism=exact; use fp32" in problem
