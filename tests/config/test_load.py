@@ -218,3 +218,11 @@ def test_a_job_without_any_batch_names_both_keys() -> None:
     (problem,) = problems(GOOD.replace("  global_batch: 8\n", ""))
     assert problem.startswith("training.global_batch: is required: an integer of at least 1")
     assert "or give global_tokens" in problem
+
+
+def test_exact_refuses_what_it_cannot_keep_exact() -> None:
+    (problem,) = problems(GOOD, "training.determinism=exact", "training.compile=true")
+    assert problem == "training: compile=true is not available with determinism=exact; use false"
+    overrides = ["training.determinism=exact", "training.precision=bf16", "training.reduce_dtype=bf16"]
+    (problem,) = problems(GOOD, *overrides)
+    assert "reduce_dtype=bf16 is not available with determinism=exact; use fp32" in problem

@@ -7,6 +7,7 @@ import pytest
 from elastic_train.config.job import DataConfig, Job, ModelConfig, ParallelConfig, TrainingConfig
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
+from tests.training.synthetic import small_job
 
 
 def problems(
@@ -142,3 +143,10 @@ def test_what_a_split_backward_pass_excludes(pipeline: str) -> None:
 @pytest.mark.parametrize(("slots", "ranks", "expected"), [(8, 1, 8), (8, 3, 3), (8, 8, 1), (9, 8, 2)])
 def test_micro_batches_per_rank(slots: int, ranks: int, expected: int) -> None:
     assert micro_batches_per_rank(slots, ranks) == expected
+
+
+def test_exact_refuses_a_backward_pass_in_two_pieces() -> None:
+    job = small_job(training={"determinism": "exact"}, parallel={"pipeline": "zero_bubble"})
+    assert check_layout(job, Layout()) == []
+    (problem,) = check_layout(job, Layout(pp=2))
+    assert problem.startswith("pipeline=zero_bubble with pp=2 is not available with determinism=exact")

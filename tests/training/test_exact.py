@@ -104,21 +104,24 @@ def test_changing_the_layout_on_the_way_changes_no_bit() -> None:
     assert state is not None and digests(state) == digests(truth(STEPS).after)
 
 
-VARIANTS: list[tuple[str, dict[str, dict[str, Any]], Layout, Layout]] = [
-    ("tied", {"model": {"tie_word_embeddings": True}}, Layout(), Layout(dp_shard=3)),
-    ("biases", {"model": {"qkv_bias": True}}, Layout(), Layout(pp=2, dp_shard=2)),
-    ("micro-batches of two", {"training": {"micro_batch": 2}}, Layout(), Layout(pp=2, dp_shard=3)),
-    ("bf16", {"training": {"precision": "bf16"}}, Layout(dp_shard=2), Layout(pp=2, dp_shard=3)),
-    ("documents", {"data": {"document_mask": True}}, Layout(), Layout(pp=2, dp_shard=2)),
-    ("weights released", {"parallel": {"reshard_after_forward": True}}, Layout(), Layout(dp_shard=3)),
-    ("ddp", {"parallel": {"data": "ddp"}}, Layout(), Layout(pp=2, dp_replicate=3)),
-    ("tensor ranks", {}, Layout(tp=2), Layout(pp=2, dp_shard=2, tp=2)),
+def variant(name: str, one: Layout, other: Layout, *marks: Any, **sections: dict[str, Any]) -> Any:
+    return pytest.param(sections, one, other, id=name, marks=marks)
+
+
+SLOW = pytest.mark.slow
+VARIANTS = [
+    variant("tied", Layout(), Layout(dp_shard=3), model={"tie_word_embeddings": True}),
+    variant("bf16", Layout(dp_shard=2), Layout(pp=2, dp_shard=3), training={"precision": "bf16"}),
+    variant("ddp", Layout(), Layout(pp=2, dp_replicate=3), parallel={"data": "ddp"}),
+    variant("tensor-ranks", Layout(tp=2), Layout(pp=2, dp_shard=2, tp=2), SLOW),
+    variant("biases", Layout(), Layout(pp=2, dp_shard=2), SLOW, model={"qkv_bias": True}),
+    variant("micro-batches-of-two", Layout(), Layout(pp=2, dp_shard=3), SLOW, training={"micro_batch": 2}),
+    variant("documents", Layout(), Layout(pp=2, dp_shard=2), SLOW, data={"document_mask": True}),
+    variant("weights-released", Layout(), Layout(dp_shard=3), SLOW, parallel={"reshard_after_forward": True}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("sections", "one", "other"), [row[1:] for row in VARIANTS], ids=[row[0].replace(" ", "-") for row in VARIANTS]
-)
+@pytest.mark.parametrize(("sections", "one", "other"), VARIANTS)
 def test_two_layouts_have_the_same_bits(sections: dict[str, dict[str, Any]], one: Layout, other: Layout) -> None:
     settings = {**sections, "model": {"num_key_value_heads": 2, **sections.get("model", {})}}
     assert bits(run(job(**settings), one, 3, masked=MASKED)) == bits(run(job(**settings), other, 3, masked=MASKED))
