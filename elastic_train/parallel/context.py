@@ -79,7 +79,7 @@ class UlyssesCore(nn.Module):
         parts = [torch.unflatten(x_BHTE, 1, (ranks, -1)) for x_BHTE in (q_BHTE, k_BHTE, v_BHTE)]
         heads = [part.shape[2] for part in parts]
         qkv_BhSE = heads_for_tokens(torch.cat(parts, dim=2).flatten(1, 2), self.group)
-        q_BhSE, k_BhSE, v_BhSE = qkv_BhSE.split(heads, dim=1)
+        q_BhSE, k_BhSE, v_BhSE = torch.split(qkv_BhSE, heads, dim=1)
         return tokens_for_heads(attend(q_BhSE, k_BhSE, v_BhSE, context, start=0), self.group)
 
 

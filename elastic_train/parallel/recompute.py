@@ -1,8 +1,8 @@
 """Recomputation (``training.recompute``): what the forward pass does not keep, the backward pass computes anew.
 
-The same operations run on the same inputs: loss and gradients are bitwise those of a run that keeps everything. Names of
-parameters stay as they are, for ``forward`` is replaced and not the module. Hooks are called around ``forward``: sharding
-has gathered the weights when it runs again, and progress is not reported twice.
+The same operations run on the same inputs: loss and gradients are bitwise those of a run that keeps everything. Names
+of parameters stay as they are, for ``forward`` is replaced and not the module. Hooks are called around ``forward``:
+sharding has gathered the weights when it runs again, and progress is not reported twice.
 """
 
 from __future__ import annotations
