@@ -190,3 +190,16 @@ def test_scalars_mean_what_people_mean() -> None:
     assert job.name == "no"
     assert job.training.steps == 100
     assert (job.optimizer.learning_rate, job.schedule.min_lr) == (3e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("parallel.prefetch=3", "prefetch=3 needs data=zero3 or hsdp, not zero1"),
+        ("parallel.offload=true", "offload=true needs data=zero3 or hsdp, not zero1"),
+        ("parallel.reshard_after_forward=true", "reshard_after_forward=true needs data=zero3 or hsdp, not zero1"),
+    ],
+)
+def test_knobs_of_zero3_are_refused_elsewhere(override: str, sentence: str) -> None:
+    (problem,) = problems(GOOD, "parallel.data=zero1", override)
+    assert sentence in problem
