@@ -226,3 +226,16 @@ def test_exact_refuses_what_it_cannot_keep_exact() -> None:
     overrides = ["training.determinism=exact", "training.precision=bf16", "training.reduce_dtype=bf16"]
     (problem,) = problems(GOOD, *overrides)
     assert "reduce_dtype=bf16 is not available with determinism=exact; use fp32" in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("parallel.prefetch=3", "prefetch=3 needs data=zero3 or hsdp, not zero1"),
+        ("parallel.offload=true", "offload=true needs data=zero3 or hsdp, not zero1"),
+        ("parallel.reshard_after_forward=true", "reshard_after_forward=true needs data=zero3 or hsdp, not zero1"),
+    ],
+)
+def test_knobs_of_zero3_are_refused_elsewhere(override: str, sentence: str) -> None:
+    (problem,) = problems(GOOD, "parallel.data=zero1", override)
+    assert sentence in problem

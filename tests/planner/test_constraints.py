@@ -140,6 +140,24 @@ def test_what_a_split_backward_pass_excludes(pipeline: str) -> None:
     assert problems(Layout(dp_shard=2), parallel=parallel, training=training) == []
 
 
+def test_ddp_shards_nothing() -> None:
+    job = small_job(parallel={"data": "ddp"})
+    assert check_layout(job, Layout(dp_replicate=2)) == []
+    assert check_layout(job, Layout(dp_shard=2)) == [
+        "dp_shard=2 must be 1 with data=ddp, which shards nothing; use dp_replicate"
+    ]
+
+
+def test_fp8_needs_multiples_of_16() -> None:
+    fp8 = {"training": {"precision": "fp8"}, "hosts": {"device": "cuda"}}
+    assert check_layout(small_job(**fp8), Layout(tp=2)) == []
+    odd = small_job(**fp8, model={"intermediate_size": 120}, data={"sequence_length": 30})
+    assert check_layout(odd, Layout(tp=2)) == [
+        "intermediate_size=120 over 2 ranks is not a multiple of 16, as precision=fp8 needs",
+        "micro_batch x sequence_length=30 is not a multiple of 16, as precision=fp8 needs",
+    ]
+
+
 @pytest.mark.parametrize(("slots", "ranks", "expected"), [(8, 1, 8), (8, 3, 3), (8, 8, 1), (9, 8, 2)])
 def test_micro_batches_per_rank(slots: int, ranks: int, expected: int) -> None:
     assert micro_batches_per_rank(slots, ranks) == expected

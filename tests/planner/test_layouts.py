@@ -33,6 +33,12 @@ CHOICES = [
     (16, ("parallel.tp=auto", "parallel.pp=auto", "parallel.dp_replicate=auto"), Layout(dp_shard=8, tp=2), 0),
     (8, ("parallel.dp_replicate=auto",), Layout(dp_shard=8), 0),
     (8, ("parallel.dp_replicate=2",), Layout(dp_replicate=2, dp_shard=4), 0),
+    (4, ("parallel.data=ddp",), Layout(dp_replicate=4), 0),
+    # hsdp replicates and shards where the number of hosts has two factors
+    (8, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=4), 0),
+    (6, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=3), 0),
+    (5, ("parallel.data=hsdp",), Layout(dp_shard=5), 0),
+    (2, ("parallel.data=hsdp",), Layout(dp_shard=2), 0),
 ]
 
 

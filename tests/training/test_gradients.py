@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from elastic_train.training.gradients import clip, squared_norm
+from elastic_train.training.gradients import clip, float32_groups, squared_norm
 
 
 def test_stages_with_norms_3_and_4_have_norm_5_and_one_scale() -> None:
@@ -29,3 +29,23 @@ def test_no_clipping_at_or_below_the_limit(limit: float | None) -> None:
     gradients = {"a": torch.tensor([3.0, 4.0])}
     clip(gradients, 5.0, limit)
     assert gradients["a"].tolist() == [3.0, 4.0]
+
+
+def test_groups_are_blocks_and_cover_everything_in_float32() -> None:
+    names = ["model.layers.1.a.weight", "model.layers.1.b.weight", "model.layers.10.a.weight", "model.norm.weight"]
+    gradients = {name: torch.full((3,), 1.0 + index, dtype=torch.bfloat16) for index, name in enumerate(names)}
+    groups = list(float32_groups(gradients))
+    assert [list(group) for group in groups] == [names[:2], names[2:3], names[3:]]
+    assert all(value.dtype == torch.float32 for group in groups for value in group.values())
+    assert [value[0].item() for group in groups for value in group.values()] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_float32_gradients_are_one_group_without_a_copy() -> None:
+    gradients = {"model.layers.0.a.weight": torch.ones(3), "model.layers.1.a.weight": torch.ones(3)}
+    (group,) = float32_groups(gradients)
+    assert all(group[name] is value for name, value in gradients.items())
+
+
+def test_the_norm_of_bf16_gradients_is_not_rounded_to_bf16() -> None:
+    gradient = {"a": torch.ones(1000, dtype=torch.bfloat16)}
+    assert squared_norm(gradient, {"a": 1}).item() == pytest.approx(1000.0, rel=1e-6)
