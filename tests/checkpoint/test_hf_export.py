@@ -50,6 +50,16 @@ CONFIGS = {
         rope_scaling=LLAMA3,
         tie_word_embeddings=True,
     ),
+    "biases and own head size": ModelConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        intermediate_size=100,
+        vocab_size=301,
+        head_dim=12,
+        qkv_bias=True,
+    ),
 }
 
 
@@ -101,7 +111,7 @@ def test_transformers_loads_the_export_and_gives_our_logits(
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
         out, local_files_only=True, output_loading_info=True, attn_implementation="sdpa"
     )
-    assert type(theirs).__name__ == "LlamaForCausalLM"
+    assert type(theirs).__name__ == ("Qwen2ForCausalLM" if CONFIGS[name].qkv_bias else "LlamaForCausalLM")
     assert theirs.dtype == torch.float32
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     with torch.no_grad():
