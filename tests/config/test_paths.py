@@ -14,11 +14,8 @@ def test_relative_paths_become_absolute_and_uris_stay() -> None:
     assert job.storage.uri == "/base/runs"
     assert job.data.uri == "s3://bucket/data"
     assert job.tracking.uri == "sqlite:////base/db/ml.db"
-<<<<<<< HEAD
     assert job.evaluation.uri is None
-=======
     assert job.init_from is None
->>>>>>> issue3-e
     assert anchored(job, Path("/other")) == job
     for given, expected in (("models/qwen2", "/base/models/qwen2"), ("s3://bucket/qwen2", "s3://bucket/qwen2")):
         assert anchored(parse_job(GOOD, [f"init_from={given}"]), Path("/base")).init_from == expected
