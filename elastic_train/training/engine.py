@@ -35,7 +35,7 @@ from elastic_train.planner.constraints import check_layout, micro_batches_per_ra
 from elastic_train.training.ema import KIND, AveragedWeights
 from elastic_train.training.evaluation import EvaluationSamples, is_due, rounds
 from elastic_train.training.exact import reduce_exactly
-from elastic_train.training.gradients import clip, squared_norm
+from elastic_train.training.gradients import clipping, squared_norm
 from elastic_train.training.loss import build_loss
 from elastic_train.training.optimizer import build_optimizer
 from elastic_train.training.pretrained import load_pretrained
@@ -189,13 +189,13 @@ class Engine:
         return StepGradients(loss, norm, self._loss.valid_tokens, gradients)
 
     def update(self, step: int, gradients: StepGradients) -> StepMetrics:
-        """Update number ``step`` with ``gradients``, which clipping may overwrite; none if they are not finite."""
+        """Update number ``step`` with ``gradients``, clipped; none if they are not finite."""
         optimizer, schedule = self._job.optimizer, self._job.schedule
         rate = learning_rate(step, optimizer=optimizer, schedule=schedule, steps=self._job.training.steps)
         # Loss and norm are sums over all ranks: every rank takes the same decision here.
         if math.isfinite(gradients.loss) and math.isfinite(gradients.norm):
-            clip(gradients.shards, gradients.norm, optimizer.clip_norm)
-            self._optimizer.step(gradients.shards, step=step, lr=rate)
+            scale = clipping(gradients.norm, optimizer.clip_norm)
+            self._optimizer.step(gradients.shards, step=step, lr=rate, scale=scale)
             if self._average is not None:
                 self._average.update()
             self.publish()

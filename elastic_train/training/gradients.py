@@ -1,4 +1,4 @@
-"""Local gradients, their global norm, and clipping."""
+"""The global norm of local gradients, and clipping."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ def squared_norm(gradients: dict[str, Tensor], copies: dict[str, int]) -> Tensor
     return (norms.square() * weights).sum()
 
 
-@torch.no_grad()
-def clip(gradients: dict[str, Tensor], norm: float, limit: float | None) -> None:
-    """Scale the gradients in place so that their global norm, now ``norm``, is at most ``limit``."""
-    if limit is not None and norm > limit:
-        torch._foreach_mul_(list(gradients.values()), limit / norm)
+def clipping(norm: float, limit: float | None) -> float:
+    """The factor that brings gradients whose global norm is ``norm`` down to ``limit``; 1 where they are within it."""
+    return limit / norm if limit is not None and norm > limit else 1.0

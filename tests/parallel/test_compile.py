@@ -11,7 +11,7 @@ from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.compile import apply_compile
 from tests.parallel.compilations import compiled_graphs
 from tests.ranks import run_ranks
-from tests.training.runs import assert_same_gradients, count_beats, run_gradients
+from tests.training.runs import assert_same_steps, count_beats, run
 from tests.training.synthetic import small_job
 
 
@@ -31,9 +31,9 @@ def job(compile: bool = True, recompute: str = "none", documents: bool = False) 
     ids=str,
 )
 def test_gradients_equal_eager(layout: Layout, recompute: str, documents: bool) -> None:
-    expected = run_gradients(job(False, documents=documents), Layout(), 2, masked=0.5)
-    actual = run_gradients(job(True, recompute, documents), layout, 2, masked=0.5)
-    assert_same_gradients(actual, expected)
+    expected = run(job(False, documents=documents), Layout(), 2, masked=0.5)
+    actual = run(job(True, recompute, documents), layout, 2, masked=0.5)
+    assert_same_steps(actual, expected)
 
 
 @pytest.mark.slow

@@ -42,10 +42,10 @@ class LocalAdam:
         self.state = {"exp_avg": self._exp_avg, "exp_avg_sq": self._exp_avg_sq}
 
     @torch.no_grad()
-    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
+    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float, scale: float = 1.0) -> None:
         beta1, beta2 = self._config.betas
         for members in self._groups:
-            local = members.gradients(gradients)
+            local = members.gradients(gradients, scale)
             adam(
                 members.pick(self._parameters),
                 local,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from elastic_train.parallel.stages import EMBEDDING
@@ -28,11 +29,13 @@ class Group:
     def pick(self, tensors: dict[str, Tensor]) -> list[Tensor]:
         return [tensors[name] for name in self.names]
 
-    def gradients(self, gradients: dict[str, Tensor]) -> list[Tensor]:
-        """In float32, as the master weights are: cast here, block by block, so that a rank whose gradients were reduced
-        in bfloat16 never holds a float32 copy of all of them. float32 gradients are taken as they are.
+    def gradients(self, gradients: dict[str, Tensor], scale: float) -> list[Tensor]:
+        """``scale`` times the gradients in float32, as the master weights are.
+
+        Cast and clipped here, block by block, so that a rank never holds another copy of all of them.
         """
-        return [gradients[name].float() for name in self.names]
+        local = [gradients[name].float() for name in self.names]
+        return local if scale == 1.0 else list(torch._foreach_mul(local, scale))
 
 
 def group(parameters: dict[str, Tensor], names: Iterable[str], weight_decay: float) -> list[Group]:

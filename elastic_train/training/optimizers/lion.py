@@ -20,10 +20,10 @@ class LocalLion:
         self.state = {"exp_avg": self._exp_avg}
 
     @torch.no_grad()
-    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
+    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float, scale: float = 1.0) -> None:
         beta1, beta2 = self._betas
         for members in self._groups:
-            weights, local = members.pick(self._parameters), members.gradients(gradients)
+            weights, local = members.pick(self._parameters), members.gradients(gradients, scale)
             moments = members.pick(self._exp_avg)
             updates = torch._foreach_lerp(moments, local, 1.0 - beta1)
             torch._foreach_sign_(updates)

@@ -45,19 +45,21 @@ class LocalMuon:
         self.state = {"momentum_buffer": self._buffers, **self._rest.state}
 
     @torch.no_grad()
-    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
-        self._rest.step(gradients, step=step, lr=lr)
+    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float, scale: float = 1.0) -> None:
+        self._rest.step(gradients, step=step, lr=lr, scale=scale)
         for members in self._groups:
-            local, buffers = members.gradients(gradients), members.pick(self._buffers)
+            local, buffers = members.gradients(gradients, scale), members.pick(self._buffers)
             torch._foreach_lerp_(buffers, local, 1.0 - self._momentum)
             torch._foreach_mul_(members.pick(self._parameters), 1.0 - lr * members.weight_decay)
-        for name, update in self._matrices.map(lambda name: self._direction(name, gradients), orthogonalise):
-            scale = 0.2 * math.sqrt(max(self._shapes[name]))
-            self._parameters[name].add_(update, alpha=-lr * scale)
+        for name, update in self._matrices.map(
+            lambda name: self._direction(name, gradients[name], scale), orthogonalise
+        ):
+            size = 0.2 * math.sqrt(max(self._shapes[name]))
+            self._parameters[name].add_(update, alpha=-lr * size)
 
-    def _direction(self, name: str, gradients: dict[str, Tensor]) -> Tensor:
+    def _direction(self, name: str, gradient: Tensor, scale: float) -> Tensor:
         """Nesterov's look ahead: the gradient and the momentum, which has taken it in already."""
-        return gradients[name].float().lerp(self._buffers[name], self._momentum)
+        return (gradient.float() * scale).lerp(self._buffers[name], self._momentum)
 
 
 def orthogonalise(matrix_AB: Tensor) -> Tensor:

@@ -26,14 +26,14 @@ class LocalSGD:
             self.state["momentum_buffer"] = {name: torch.zeros_like(local) for name, local in parameters.items()}
 
     @torch.no_grad()
-    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float) -> None:
+    def step(self, gradients: dict[str, Tensor], *, step: int, lr: float, scale: float = 1.0) -> None:
         for members in self._groups:
             buffers: list[Tensor | None] = [None] * len(members.names)
             if self._momentum:
                 buffers = [*members.pick(self.state["momentum_buffer"])]
             sgd(
                 members.pick(self._parameters),
-                members.gradients(gradients),
+                members.gradients(gradients, scale),
                 buffers,
                 fused=self._fused,
                 foreach=not self._fused,
