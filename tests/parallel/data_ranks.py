@@ -64,7 +64,9 @@ def most_whole_weights(rank: int, job: Job, layout: Layout) -> tuple[int, list[i
     engine = Engine(job, layout, rank, SyntheticBatches(job))
     engine.initialize()
     units = [module for stage in engine._stages.modules for module in (*stage.blocks.values(), stage)]
-    groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    states = [unit._get_fsdp_state() for unit in units]
+    # One group per unit; torch 2.13 keeps a list.
+    groups = [getattr(state, "_fsdp_param_group", None) or state._fsdp_param_groups[0] for state in states]
     most = 0
 
     def gathered(group: Any) -> int:
