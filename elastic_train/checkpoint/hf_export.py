@@ -17,7 +17,7 @@ from elastic_train.checkpoint.hf_source import HfSource, kept_source
 from elastic_train.checkpoint.hf_weights import SavedTensor, write_weights
 from elastic_train.checkpoint.manifest import Manifest, TensorRecord, load_manifest
 from elastic_train.config.hf import hf_config, hf_shapes
-from elastic_train.config.job import ModelConfig
+from elastic_train.config.model import ModelConfig
 from elastic_train.data import manifest as data_manifest
 from elastic_train.model.hf_folder import CONFIG
 from elastic_train.storage.store import Store

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress
 
-    from elastic_train.config.job import Job, StorageConfig
+    from elastic_train.config.job import Job
+    from elastic_train.config.operation import StorageConfig
 
 app = typer.Typer(help="Prepare and inspect token shards.", no_args_is_help=True)
 
@@ -97,7 +98,7 @@ def _describe(manifest: Any) -> None:
 def _storage(uri: str, endpoint_url: str | None) -> StorageConfig | None:
     if not uri.startswith("s3://"):
         return None
-    from elastic_train.config.job import StorageConfig
+    from elastic_train.config.operation import StorageConfig
 
     return StorageConfig(uri=uri, endpoint_url=endpoint_url)
 

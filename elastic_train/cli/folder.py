@@ -38,7 +38,7 @@ def open_folder(job: str, storage: str, endpoint_url: str | None) -> tuple[str, 
         return loaded.name, Store.open(loaded.storage.uri, loaded.storage).sub(loaded.name)
     config = None
     if storage.startswith("s3://"):
-        from elastic_train.config.job import StorageConfig
+        from elastic_train.config.operation import StorageConfig
 
         config = StorageConfig(uri=storage, endpoint_url=endpoint_url)
     elif not (Path(storage.removeprefix("file://")) / job).is_dir():

@@ -25,7 +25,7 @@ def import_hf(
     """Check a Hugging Face model folder and write the lines that make a job start from it."""
     from pathlib import Path
 
-    from elastic_train.config.job import StorageConfig
+    from elastic_train.config.operation import StorageConfig
     from elastic_train.model.hf_folder import open_hf_folder
 
     if out is not None and Path(out).exists():
@@ -88,7 +88,7 @@ def export_hf(
     import json
 
     from elastic_train.checkpoint.hf_export import export_hf as export
-    from elastic_train.config.job import StorageConfig
+    from elastic_train.config.operation import StorageConfig
     from elastic_train.storage.store import Store
 
     name, store = open_folder(job, storage, endpoint_url)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import yaml
 
-from elastic_train.config.job import Job, TrainingConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.layouts import choose_layout
 
 

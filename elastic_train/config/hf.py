@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from elastic_train.config.errors import ConfigError
-from elastic_train.config.job import Job, ModelConfig
+from elastic_train.config.job import Job
+from elastic_train.config.model import ModelConfig
 
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _ONLY: dict[str, Any] = {

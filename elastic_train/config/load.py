@@ -13,9 +13,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from elastic_train.config.errors import ConfigError
-from elastic_train.config.job import Job, Problems, Section
+from elastic_train.config.job import Job
 from elastic_train.config.presets import PRESETS
 from elastic_train.config.schema import accepted, section_of, unknown_keys
+from elastic_train.config.section import Problems, Section
 from elastic_train.config.yaml_text import YamlError, parse_yaml
 
 

@@ -8,9 +8,10 @@ from inspect import cleandoc
 
 from pydantic.fields import FieldInfo
 
-from elastic_train.config.job import Job, Section
+from elastic_train.config.job import Job
 from elastic_train.config.presets import PRESETS
 from elastic_train.config.schema import accepted, section_of
+from elastic_train.config.section import Section
 
 _HEAD = """# The job file
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from elastic_train.config.job import Job, Section
+from elastic_train.config.job import Job
+from elastic_train.config.section import Section
 
 FOREIGN_KEYS = {
     "gradient_accumulation_steps": "is derived from training.global_batch, training.micro_batch and the data ranks",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import elastic_train
-from elastic_train.config.job import TrackingConfig
+from elastic_train.config.operation import TrackingConfig
 
 WRITER_MODULE = "elastic_train.tracking.writer"
 QUEUE_MESSAGES = 10_000

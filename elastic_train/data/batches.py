@@ -9,7 +9,7 @@ import numpy as np
 from elastic_train.data.errors import DataError
 
 if TYPE_CHECKING:
-    from elastic_train.config.job import TrainingConfig
+    from elastic_train.config.training import TrainingConfig
     from elastic_train.data.order import SampleOrder
 
     Tokens = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

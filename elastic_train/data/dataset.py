@@ -17,7 +17,7 @@ from elastic_train.data.shards import MappedShard, read_blocks
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
-    from elastic_train.config.job import StorageConfig
+    from elastic_train.config.operation import StorageConfig
 
 
 class TokenDataset:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import tokenizers
 
-    from elastic_train.config.job import StorageConfig
+    from elastic_train.config.operation import StorageConfig
     from elastic_train.data.corpus import Corpus
 
     Progress = Callable[[str, int, int], None]
@@ -77,7 +77,9 @@ def prepare(
     store = Store.open(out, storage)
     inputs = _inputs(corpus, vocab_size, sample_bytes, shard_tokens, batch_tokens, report)
     if given is not None:
-        inputs = inputs.model_copy(update={"tokenizer": f"given: sha256 {given.sha256}, eos_id {given.eos_id}"})
+        source = f"given: sha256 {given.sha256}, eos_id {given.eos_id}"
+        size = parse_tokenizer(given).get_vocab_size()
+        inputs = inputs.model_copy(update={"tokenizer": source, "vocab_size": size})
     if store.exists(MANIFEST):
         manifest, digest = read_manifest(store)
         if manifest.inputs_sha256 == inputs.digest() and _is_whole(store, manifest):

@@ -13,7 +13,9 @@ from typing import Any
 
 from elastic_train.config.errors import ConfigError
 from elastic_train.config.hf import differences, hf_shapes, model_from_hf
-from elastic_train.config.job import Job, ModelConfig, StorageConfig
+from elastic_train.config.job import Job
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.errors import NotFound, StorageError
 from elastic_train.storage.safetensors_header import DTYPE_BYTES, StoredTensor, read_header
 from elastic_train.storage.store import Store

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from elastic_train.config.job import ModelConfig, RopeScaling
+from elastic_train.config.model import ModelConfig, RopeScaling
 
 
 class Rotary:

@@ -15,11 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from elastic_train.parallel.collectives import all_gather_single, reduce_scatter_single
 from elastic_train.parallel.shard import chunk_bounds
-
-# Renamed in torch 2.13; the old names still exist there, and warn.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -228,7 +225,7 @@ class ShardedBucket(Bucket):
         for member in self._members:
             member.parameter.grad = None
         row = torch.empty_like(self._row)
-        work = _reduce_scatter(row, matrix.view(-1), group=self._cut.group, async_op=True)
+        work = reduce_scatter_single(row, matrix.view(-1), group=self._cut.group, async_op=True)
         self._under.add(work, matrix, row, self)
 
     def _finish(self) -> dict[str, Tensor]:
@@ -264,5 +261,5 @@ def gather_weights(buckets: list[tuple[Cut, list[Tensor], list[Tensor]]], dtype:
         row = torch.empty(cut.width, dtype=dtype, device=wholes[0].device)
         torch._foreach_copy_(list(cut.own_views(row).values()), parts)
         matrix = row.new_empty(cut.ranks, cut.width)
-        pending.append((_all_gather(matrix.view(-1), row, group=cut.group, async_op=True), cut, matrix, wholes))
+        pending.append((all_gather_single(matrix.view(-1), row, group=cut.group, async_op=True), cut, matrix, wholes))
     settle(0)

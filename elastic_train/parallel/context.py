@@ -21,11 +21,8 @@ from torch.autograd.function import once_differentiable
 from elastic_train.config.job import Job
 from elastic_train.model.attention import Context, attend
 from elastic_train.model.transformer import Transformer
+from elastic_train.parallel.collectives import all_gather_single, reduce_scatter_single
 from elastic_train.parallel.mesh import ParallelMesh
-
-# Renamed in torch 2.13; the old names still exist there, and warn.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def apply_context_parallel(model: Transformer, job: Job, mesh: ParallelMesh) -> None:
@@ -110,7 +107,7 @@ class _GatherSequence(torch.autograd.Function):
         ctx.group = group
         ranks = dist.get_world_size(group)
         gathered = x.new_empty(ranks * x.shape[0], *x.shape[1:])
-        _all_gather(gathered, x.contiguous(), group=group)
+        all_gather_single(gathered, x.contiguous(), group=group)
         # [rank, .., 2, chunk, E]: the first chunks of all ranks, then the second ones from the last rank to the first.
         first, second = torch.unflatten(gathered.view(ranks, *x.shape), -2, (2, -1)).unbind(-3)
         return torch.cat((first, second.flip(0))).movedim(0, -3).flatten(-3, -2)
@@ -122,7 +119,7 @@ class _GatherSequence(torch.autograd.Function):
         first, second = torch.unflatten(gradient, -2, (2 * ranks, -1)).movedim(-3, 0).chunk(2)
         parts = torch.stack((first, second.flip(0)), dim=-3).flatten(-3, -2)
         out = parts.new_empty(parts.shape[1:])
-        _reduce_scatter(out, parts.flatten(0, 1), group=ctx.group)
+        reduce_scatter_single(out, parts.flatten(0, 1), group=ctx.group)
         return out, None
 
 

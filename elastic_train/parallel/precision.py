@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from elastic_train.config.job import TrainingConfig
+from elastic_train.config.training import TrainingConfig
 from elastic_train.model.transformer import Transformer
 
 FLOAT8_CAPABILITY = (8, 9)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elastic_train.config.job import ModelConfig
+from elastic_train.config.model import ModelConfig
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.stages import EMBEDDING
 

@@ -12,9 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Renamed in torch 2.13; the old names still exist there, and warn.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from elastic_train.parallel.collectives import all_gather_single, reduce_scatter_single
 
 
 def gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -32,7 +30,7 @@ def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _all_gather_tokens(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     size = dist.get_world_size(group)
     gathered = x_BtD.new_empty(size * x_BtD.shape[0], *x_BtD.shape[1:])
-    _all_gather(gathered, x_BtD.contiguous(), group=group)
+    all_gather_single(gathered, x_BtD.contiguous(), group=group)
     return gathered.view(size, *x_BtD.shape).transpose(0, 1).flatten(1, 2)
 
 
@@ -41,7 +39,7 @@ def _reduce_scatter_tokens(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     batch, tokens, width = x_BTD.shape
     parts = x_BTD.reshape(batch, size, tokens // size, width).transpose(0, 1).flatten(0, 1)
     out_BtD = x_BTD.new_empty(batch, tokens // size, width)
-    _reduce_scatter(out_BtD, parts, group=group)
+    reduce_scatter_single(out_BtD, parts, group=group)
     return out_BtD
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from elastic_train.config.job import ModelConfig
 from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
 
 Recompute = Literal["none", "selective", "full"]
 FLOAT32 = 4

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 
-from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
+from elastic_train.config.data import DataConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.stage_split import total_stages
 
 
@@ -160,6 +163,11 @@ def _stage_problems(job: Job, layout: Layout) -> list[str]:
         problems.append(
             f"compile=true is not available with pipeline={name} and pp={layout.pp}: torch does not split the backward "
             "pass of compiled blocks"
+        )
+    if parallel.splits_backward and job.training.precision != "fp32" and job.training.reduce_dtype == "fp32":
+        problems.append(
+            f"reduce_dtype=fp32 is not available with pipeline={name}, pp={layout.pp} and precision="
+            f"{job.training.precision}: torch adds the gradients of the micro-batches in bf16; use reduce_dtype=bf16"
         )
     if parallel.splits_backward and job.training.recompute == "full":
         problems.append(

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from elastic_train.config.job import Job, ParallelConfig, TrainingConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
+from elastic_train.config.parallel import ParallelConfig
+from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.constraints import check_layout, lasting_problems, micro_batches_per_rank
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_train.config.job import ModelConfig, ParallelConfig
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.parallel import ParallelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError
 from elastic_train.storage.store import Entry, Store, join
 

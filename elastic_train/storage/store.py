@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from elastic_train.config.job import StorageConfig
+    from elastic_train.config.operation import StorageConfig
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 from torch.nn import functional as F
 
-from elastic_train.config.job import ModelConfig
+from elastic_train.config.model import ModelConfig
 from elastic_train.data.batches import PADDING_LABEL
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.shard import chunk_bounds

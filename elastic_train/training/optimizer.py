@@ -27,7 +27,7 @@ class LocalOptimizer(Protocol):
     """Kind of state -> parameter name -> live float32 tensor of the shape of the local part. Zeros at first."""
 
     def step(self, gradients: dict[str, Tensor], *, step: int, lr: float, scale: float = 1.0) -> None:
-        """Update number ``step`` (1-based) with ``scale`` times ``gradients``: local, float32 or bfloat16; read only."""
+        """Update number ``step`` (1-based) with ``scale`` x ``gradients``: local, float32 or bfloat16; read only."""
 
 
 def build_optimizer(shards: dict[str, LocalShard], job: Job, mesh: ParallelMesh, *, cut: bool) -> LocalOptimizer:

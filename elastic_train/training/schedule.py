@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from elastic_train.config.job import OptimizerConfig, ScheduleConfig
+from elastic_train.config.optimizer import OptimizerConfig, ScheduleConfig
 
 
 def learning_rate(step: int, *, optimizer: OptimizerConfig, schedule: ScheduleConfig, steps: int) -> float:

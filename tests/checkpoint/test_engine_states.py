@@ -8,8 +8,11 @@ import torch
 from elastic_train.checkpoint.description import incomplete_keys, shapes_of
 from elastic_train.checkpoint.image import adoptable
 from elastic_train.checkpoint.reader import restore
-from elastic_train.config.job import DataConfig, Job, ModelConfig, TrainingConfig
+from elastic_train.config.data import DataConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.training import TrainingConfig
 from elastic_train.parallel.shard import LocalShard
 from tests.checkpoint.engine_ranks import move
 from tests.checkpoint.states import image_parts

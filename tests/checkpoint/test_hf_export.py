@@ -15,7 +15,7 @@ from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk, Resto
 from elastic_train.checkpoint.hf_export import export_hf
 from elastic_train.checkpoint.manifest import Manifest, commit, object_path
 from elastic_train.config.hf import hf_config, hf_shapes
-from elastic_train.config.job import ModelConfig, RopeScaling
+from elastic_train.config.model import ModelConfig, RopeScaling
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
 from elastic_train.model.transformer import Transformer

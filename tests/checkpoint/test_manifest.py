@@ -23,7 +23,7 @@ from elastic_train.checkpoint.manifest import (
     merge,
     object_path,
 )
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.store import Store
 from tests.checkpoint.states import even_layout, save
 from tests.s3_server import S3Server

@@ -7,7 +7,7 @@ import pytest
 from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk, RestoreError
 from elastic_train.checkpoint.manifest import object_path
 from elastic_train.checkpoint.restore_checkpoint import parts_of, restore_from_checkpoint
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.store import Store
 from tests.checkpoint.states import emptied, even_layout, same, save_and_commit, some_tensors
 from tests.s3_server import S3Server

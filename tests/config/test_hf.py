@@ -6,7 +6,7 @@ import pytest
 
 from elastic_train.config.errors import ConfigError
 from elastic_train.config.hf import differences, hf_config, hf_shapes, model_from_hf, sliding_window
-from elastic_train.config.job import ModelConfig, RopeScaling
+from elastic_train.config.model import ModelConfig, RopeScaling
 from tests.training.synthetic import small_job
 
 LLAMA: dict[str, Any] = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.config.job import ModelConfig
+from elastic_train.config.model import ModelConfig
 from elastic_train.config.presets import PRESETS
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_train.config.job import TrainingConfig
+from elastic_train.config.training import TrainingConfig
 from elastic_train.data.audit import audit_samples
 from elastic_train.data.batches import PADDING_LABEL, StepBatches, slots_of
 from elastic_train.data.errors import DataError

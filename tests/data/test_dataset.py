@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import Corpus, open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError

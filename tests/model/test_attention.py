@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from elastic_train.config.job import ModelConfig
+from elastic_train.config.model import ModelConfig
 from elastic_train.model.attention import AttentionCore, Context, attend
 from elastic_train.model.rotary import Rotary, rotate
 

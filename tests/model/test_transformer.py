@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from elastic_train.config.job import ModelConfig, RopeScaling
+from elastic_train.config.model import ModelConfig, RopeScaling
 from elastic_train.model.rotary import Rotary
 from elastic_train.model.transformer import Transformer
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from elastic_train.config.job import ModelConfig
 from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.shard import chunk_bounds
 from elastic_train.parallel.stages import EMBEDDING

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from elastic_train.config.job import Job, ModelConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
 from elastic_train.config.presets import PRESETS
 from elastic_train.planner.activations import Recompute, block_bytes, mask_bytes, paper_block_bytes
 from tests.parallel.saved_bytes import block_saves, rank_saves, saved_bytes

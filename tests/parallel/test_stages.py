@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from elastic_train.config.job import ModelConfig
+from elastic_train.config.model import ModelConfig
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.stages import EMBEDDING, HEAD, stages_of
 

@@ -4,8 +4,12 @@ from typing import Any
 
 import pytest
 
-from elastic_train.config.job import DataConfig, Job, ModelConfig, ParallelConfig, TrainingConfig
+from elastic_train.config.data import DataConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.parallel import ParallelConfig
+from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 from tests.training.synthetic import small_job
 

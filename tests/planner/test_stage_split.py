@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_train.config.job import ModelConfig, ParallelConfig
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.parallel import ParallelConfig
 from elastic_train.config.presets import PRESETS
 from elastic_train.planner.stage_split import (
     LayerCosts,

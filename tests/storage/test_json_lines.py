@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.json_lines import JsonLines, read_json_lines
 from elastic_train.storage.store import Store

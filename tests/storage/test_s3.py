@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError
 from elastic_train.storage.s3_errors import scrub
 from elastic_train.storage.s3_upload import part_size, split
@@ -127,7 +127,7 @@ import sys
 asked = set()
 sys.addaudithook(lambda event, args: asked.add(args[1]) if event == "socket.connect" else None)
 sys.addaudithook(lambda event, args: asked.add(args[0]) if event == "socket.getaddrinfo" else None)
-from elastic_train.config.job import StorageConfig
+from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.store import Store
 store = Store.open(sys.argv[1], StorageConfig(endpoint_url=sys.argv[2]))
 store.write("x", [b"1"]); store.create("y", b"2"); store.read("x"); store.list(); store.delete("x")

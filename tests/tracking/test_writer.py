@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.config.job import TrackingConfig
+from elastic_train.config.operation import TrackingConfig
 from elastic_train.controller.tracker import Tracker, TrackingResult, tracking_uri
 from tests.cli.command import ROOT
 from tests.tracking.messages import METRICS, Recorded, generation_message, job_message, step_message

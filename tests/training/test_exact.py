@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.config.job import Job, OptimizerConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.training.optimizers.adam import LocalAdam
 from tests.ranks import run_ranks
 from tests.training.runs import Run, loss_and_norm, run

@@ -10,8 +10,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from elastic_train.config.job import Job, OptimizerConfig
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.training.optimizers.adam import LocalAdam
 from elastic_train.training.optimizers.groups import decays, group
 from elastic_train.training.optimizers.lion import LocalLion

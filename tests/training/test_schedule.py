@@ -6,9 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from elastic_train.config.errors import ConfigError
-from elastic_train.config.job import OptimizerConfig, ScheduleConfig
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import parse_job
+from elastic_train.config.optimizer import OptimizerConfig, ScheduleConfig
 from elastic_train.training.schedule import learning_rate
 from tests.config.job_files import GOOD
 from tests.training.runs import run

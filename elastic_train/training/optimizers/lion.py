@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elastic_train.config.job import OptimizerConfig
+from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.training.optimizers.groups import group
 
 

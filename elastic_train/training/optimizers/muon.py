@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from elastic_train.config.job import OptimizerConfig
+from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.parallel.shard import LocalShard
 from elastic_train.parallel.whole_matrix import WholeMatrices
 from elastic_train.training.optimizers.adam import LocalAdam

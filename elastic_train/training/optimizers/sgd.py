@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from elastic_train.config.job import OptimizerConfig
+from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.training.optimizers.groups import group
 
 

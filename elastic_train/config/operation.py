@@ -1,0 +1,100 @@
+"""Hosts, tiers of state, failures, tracking and storage: everything that does not change what is computed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from elastic_train.config.section import Section
+
+TRACKING_SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
+"""What MLflow takes; it refuses plain folders."""
+
+
+class HostsConfig(Section):
+    """How many hosts (Ray Train workers, one accelerator or CPU seat each) the job may use."""
+
+    min: Annotated[int, Field(ge=1)] = Field(default=1, description="with fewer the job waits for machines")
+    max: Annotated[int, Field(ge=1)] = Field(default=1, description="never more, also when there are machines")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="what a host computes on")
+    cpus: Annotated[float, Field(gt=0)] = Field(default=1.0, description="CPUs that Ray reserves per host")
+    threads: Annotated[int, Field(ge=1)] = Field(default=1, description="compute threads of a trainer on CPU")
+    start_wait_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="wait this long for `max` hosts before starting with fewer"
+    )
+    settle_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=2.0, description="a newcomer must have been there this long before it is taken in"
+    )
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max={self.max} is smaller than min={self.min}")
+        return self
+
+
+class SnapshotConfig(Section):
+    """Tier 0 (shared memory of the node) and tier 1 (copies on other nodes)."""
+
+    partners: Annotated[int, Field(ge=0)] = Field(default=1, description="copies of each snapshot on other nodes")
+    directory: str = Field(default="/dev/shm", description="memory file system of the nodes")
+
+
+class CheckpointConfig(Section):
+    """Tier 2: committed checkpoints in the job folder."""
+
+    every_steps: Annotated[int, Field(ge=1)] = Field(default=100, description="steps between two checkpoints")
+    keep_last: Annotated[int, Field(ge=1)] = Field(default=3, description="checkpoints that are whole and stay")
+
+
+class FailureConfig(Section):
+    """When something counts as failed."""
+
+    hang_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="a generation without progress for this long is formed anew"
+    )
+    heartbeat_seconds: Annotated[float, Field(gt=0)] = Field(default=0.5, description="between two heartbeats")
+    lease_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="a host not heard of for this long is lost"
+    )
+    max_errors: Annotated[int, Field(ge=1)] = Field(
+        default=3, description="exceptions of the trainer in a row without a finished step before the job fails"
+    )
+
+
+class TrackingConfig(Section):
+    """MLflow. A server that is away never stops or slows a step."""
+
+    enabled: bool = Field(default=True, description="log to MLflow")
+    uri: str | None = Field(
+        default=None, description="MLflow tracking URI; default: sqlite file beside the job folders"
+    )
+    experiment: str = Field(default="elastic_train", description="MLflow experiment")
+
+    @field_validator("uri")
+    @classmethod
+    def _uri(cls, uri: str | None) -> str | None:
+        if uri is not None and not uri.startswith(TRACKING_SCHEMES):
+            raise ValueError(f"must start with one of {', '.join(TRACKING_SCHEMES)}")
+        return uri
+
+
+class LogConfig(Section):
+    """What goes into the job folder beyond the standard."""
+
+    samples: bool = Field(default=False, description="write the sample ids of every step to steps.jsonl")
+
+
+class StorageConfig(Section):
+    """Where job folders live: a local path, file:// or s3:// URI. Credentials come from the environment only."""
+
+    uri: str = Field(default="runs", description="folder of the job folders")
+    endpoint_url: str | None = Field(
+        default=None, description="S3 endpoint of another provider, e.g. http://127.0.0.1:8333"
+    )
+    region: str = Field(default="us-east-1", description="S3 region")
+    connect_timeout_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=5.0, description="for a connection to be made"
+    )
+    retry_seconds: Annotated[float, Field(ge=0)] = Field(default=30.0, description="budget of retries per request")
