@@ -194,13 +194,13 @@ def activation_dtypes(rank: int, job: Job, layout: Layout) -> tuple[set[str], se
     moved: set[str] = set()
     for _, block in engine._stages.blocks():
         block.register_forward_hook(lambda _, __, output: blocks.add(str(output.dtype)))
-    gather = token_exchange._all_gather
+    gather = token_exchange.all_gather_single
 
     def observed(output: Tensor, *args: Any, **kwargs: Any) -> Any:
         moved.add(str(output.dtype))
         return gather(output, *args, **kwargs)
 
-    token_exchange._all_gather = observed
+    token_exchange.all_gather_single = observed
     engine.compute_gradients(1)
     tables = engine._stages.modules[0].rotary.tables(job.data.sequence_length, torch.device("cpu"))
     return blocks, {str(table.dtype) for table in tables}, moved

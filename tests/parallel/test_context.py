@@ -18,6 +18,9 @@ from tests.ranks import run_ranks
 from tests.training.runs import Run, assert_same_gradients, assert_same_steps, run
 from tests.training.synthetic import small_job
 
+# The fast tests cover this subject by the rows of test_parity.py.
+pytestmark = pytest.mark.slow
+
 KINDS = ["gather", "ulysses"]
 
 

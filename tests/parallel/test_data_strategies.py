@@ -16,6 +16,9 @@ from tests.training.runs import Run, run
 from tests.training.synthetic import small_job
 from tests.training.test_layouts import UNEVEN
 
+# The fast tests cover this subject by the rows of test_parity.py.
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 EXACT = (1e-5, 1e-5, 1e-5)
 """Relative difference of loss, norm, and gradients (of the largest magnitude in a tensor) in float32."""

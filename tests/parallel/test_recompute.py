@@ -14,6 +14,9 @@ from tests.ranks import run_ranks
 from tests.training.runs import Run, count_beats, run
 from tests.training.synthetic import small_job
 
+# The fast tests cover this subject by the rows of test_parity.py.
+pytestmark = pytest.mark.slow
+
 CASES: dict[str, tuple[Layout, dict[str, Any]]] = {
     "single": (Layout(), {}),
     "zero3": (Layout(dp_shard=2), {}),

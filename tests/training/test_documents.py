@@ -16,6 +16,9 @@ from tests.ranks import run_ranks
 from tests.training.runs import Run, assert_same_steps, run
 from tests.training.synthetic import small_job
 
+# The fast tests cover this subject by the rows of test_parity.py.
+pytestmark = pytest.mark.slow
+
 
 def job(context: str = "gather", **data: Any) -> Job:
     data = {"document_mask": True} | data

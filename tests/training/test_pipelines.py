@@ -17,6 +17,9 @@ from tests.ranks import run_ranks
 from tests.training.runs import Array, Piece, assemble, run
 from tests.training.synthetic import SyntheticBatches, small_job
 
+# The fast tests cover this subject by the rows of test_parity.py.
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 SCHEDULES = ["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"]
 EMBEDDING = "param.model.embed_tokens.weight"
@@ -81,7 +84,6 @@ def test_schedule_equals_one_rank(pipeline: str) -> None:
     compare(Layout(pp=2), pipeline)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [Layout(pp=2, dp_shard=2), Layout(pp=2, dp_replicate=2), Layout(pp=2, tp=2), Layout(pp=4)],
@@ -92,13 +94,11 @@ def test_schedule_with_another_axis(pipeline: str, layout: Layout) -> None:
     compare(layout, pipeline)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["1f1b", "interleaved_1f1b", "zbv"])
 def test_three_axes(pipeline: str) -> None:
     compare(Layout(pp=2, dp_shard=2, tp=2), pipeline, qkv_bias=True, mask=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", SCHEDULES)
 def test_padding_micro_batches_and_uneven_layers(pipeline: str) -> None:
     """8 slots over 3 data ranks: three micro-batches each, one of them padding; 7 layers, and a head as dear as two."""
@@ -128,7 +128,6 @@ def test_tied_embeddings(pipeline: str) -> None:
     compare(Layout(pp=2), pipeline, tie_word_embeddings=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"])
 @pytest.mark.parametrize("layout", [Layout(pp=3), Layout(pp=2, dp_shard=2), Layout(pp=2, tp=2)], ids=str)
 def test_tied_embeddings_with_another_axis(pipeline: str, layout: Layout) -> None:
@@ -192,7 +191,6 @@ def test_norm_weights_stay_equal_on_tensor_ranks() -> None:
         np.testing.assert_allclose(actual.after[key], expected.after[key], rtol=TOLERANCE, err_msg=key)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["gpipe", "interleaved_1f1b", "zbv"])
 def test_bfloat16(pipeline: str) -> None:
     """Stages round activations where one rank rounds them, and the loss and the sums are float32."""
