@@ -43,11 +43,13 @@ class ParallelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_strategy(cls, values: Any) -> Any:
-        """``ddp`` replicates and does not shard; ``hsdp`` does both."""
+        """``ddp`` replicates and does not shard (so ``auto`` can only mean 1); ``hsdp`` does both."""
         if not isinstance(values, dict) or values.get("data") not in ("ddp", "hsdp"):
             return values
-        defaults = {"dp_replicate": "auto"} | ({"dp_shard": 1} if values["data"] == "ddp" else {})
-        return defaults | values
+        chosen = {"dp_replicate": "auto"} | values
+        return (
+            chosen | {"dp_shard": 1} if values["data"] == "ddp" and chosen.get("dp_shard", "auto") == "auto" else chosen
+        )
 
     @model_validator(mode="after")
     def _strategy(self) -> Self:

@@ -34,6 +34,7 @@ CHOICES = [
     (8, ("parallel.dp_replicate=auto",), Layout(dp_shard=8), 0),
     (8, ("parallel.dp_replicate=2",), Layout(dp_replicate=2, dp_shard=4), 0),
     (4, ("parallel.data=ddp",), Layout(dp_replicate=4), 0),
+    (4, ("parallel.data=ddp", "parallel.dp_shard=auto"), Layout(dp_replicate=4), 0),
     # hsdp replicates and shards where the number of hosts has two factors
     (8, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=4), 0),
     (6, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=3), 0),
