@@ -20,6 +20,11 @@ Line = Mapping[str, Any]
 
 BANDS = ("#4c78a8", "#f2a35e", "#72b7a2", "#b07aa1", "#9c9c5c", "#d4777b")
 INK, FAINT, LOSS, RATE, LOST = "#22303c", "#8a96a3", "#1f4e79", "#2a7f62", "#c0392b"
+EVALUATIONS = {
+    "eval_loss": ("evaluation", "o", "#d0660f"),
+    "eval_loss_ema": ("evaluation, averaged weights", "D", "#7a3e9d"),
+}
+"""Key of a step's line -> how its points are drawn: label, marker, colour."""
 PLANNED = (None, "start", "growth")
 CAUSES = {
     "host_lost": "host lost",
@@ -74,16 +79,29 @@ def _draw_loss(axes: Axes, steps: Sequence[Line]) -> None:
     numbers, losses = [line["step"] for line in steps], [float(line["loss"]) for line in steps]
     axes.plot(numbers, losses, color=LOSS, linewidth=1.0, alpha=0.35)
     axes.plot(numbers, smooth(losses), color=LOSS, linewidth=2.0)
-    finite = [loss for loss in losses if math.isfinite(loss)]
+    finite = [loss for loss in losses if math.isfinite(loss)] + _draw_evaluations(axes, steps)
     broken = [number for number, loss in zip(numbers, losses, strict=True) if not math.isfinite(loss)]
     if broken and finite:
         axes.plot(broken, [max(finite)] * len(broken), "x", color=LOST, label="loss not finite")
-        axes.legend(loc="upper right", frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        # Below the curve, which falls: the labels of the bands are above it.
+        axes.legend(loc="lower left", frameon=False, fontsize=8.5)
     axes.set_ylabel("loss", color=INK)
     if finite:
         low, high = min(finite), max(finite)
         room = (high - low) or 1.0
         axes.set_ylim(low - 0.06 * room, high + 0.22 * room)  # above the curve: labels of the bands
+
+
+def _draw_evaluations(axes: Axes, steps: Sequence[Line]) -> list[float]:
+    """Draws the points and returns their finite values."""
+    drawn: list[float] = []
+    for key, (label, marker, color) in EVALUATIONS.items():
+        points = {line["step"]: float(line[key]) for line in steps if line.get(key) is not None}
+        if points:
+            axes.plot(list(points), list(points.values()), marker, markersize=4.5, color=color, label=label)
+            drawn += [value for value in points.values() if math.isfinite(value)]
+    return drawn
 
 
 def _draw_rate(axes: Axes, steps: Sequence[Line]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.storage.store import Store
-from elastic_train.tracking.plots import plot_job, plot_run, smooth
+from elastic_train.tracking.plots import EVALUATIONS, plot_job, plot_run, smooth
 from tests.tracking.runs import made_up_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,6 +43,18 @@ def test_steps_that_are_not_finite_are_drawn(tmp_path: Path) -> None:
     assert (abs(marked - plain).max(axis=2) > 0.02).any()
     alone = plot_run([{**steps[0], "loss": math.nan}], [], tmp_path / "only-nan.png", title="run")
     assert imread(alone).shape == plain.shape
+
+
+def test_evaluations_are_points_in_their_own_colours(tmp_path: Path) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
+    steps, ledger = made_up_run()
+    for line in steps[9::10]:
+        line |= {"eval_loss": line["loss"] + 0.1, "eval_loss_ema": line["loss"] + 0.05}
+    picture = imread(plot_run(steps, ledger, tmp_path / "evaluated.png", title="run"))[..., :3]
+    for _, _, color in EVALUATIONS.values():
+        assert (abs(picture - to_rgb(color)).max(axis=2) < 0.01).sum() > 100
 
 
 def test_no_step_no_picture(tmp_path: Path) -> None:
