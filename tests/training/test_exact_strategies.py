@@ -92,7 +92,7 @@ TABLE = [
     row("recompute full", Layout(pp=2, dp_shard=2), training={"recompute": "full"}),
     row("cp gather", Layout(cp=2, dp_shard=2), one=Layout(cp=2)),
     row("cp ulysses", Layout(cp=2, dp_replicate=2), one=Layout(cp=2), parallel={"context": "ulysses"}),
-    row("tp", Layout(tp=2, dp_shard=3), one=Layout(tp=2)),
+    row("tp", Layout(tp=2, dp_shard=2), one=Layout(tp=2)),
     row("bf16, zero1", Layout(dp_shard=3), training={"precision": "bf16"}, parallel={"data": "zero1"}),
     row("bf16, zero3", Layout(dp_shard=3), training={"precision": "bf16"}),
     row("adam", Layout(dp_shard=3), optimizer={"name": "adam", "weight_decay": 0.1}),
