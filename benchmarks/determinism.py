@@ -28,7 +28,9 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import load_job
 from elastic_train.parallel.exact import ExactGradients, FixedPointSum
+from elastic_train.training import engine as engine_module
 from elastic_train.training.engine import Engine
+from elastic_train.training.optimizers.adam import LocalAdam
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYOUTS = (
@@ -40,6 +42,14 @@ LAYOUTS = (
 )
 MODES = ("default", "exact")
 WARM_UP = 2
+PARTS: dict[str, tuple[Any, str]] = {
+    "conversion": (FixedPointSum, "add"),
+    "reduction": (ExactGradients, "sums"),
+    "to float32": (engine_module, "from_fixed_point"),
+    "norm": (Engine, "_reduce"),
+    "optimizer": (LocalAdam, "step"),
+}
+"""What exact does instead of, or beside, what the default mode does."""
 Measured = dict[str, list[float]]
 
 
@@ -84,8 +94,8 @@ class Stopwatch:
 
 
 def train(rank: int, layout: Layout, rounds: int) -> dict[str, Measured]:
-    """Wall and CPU seconds of every step of both modes, and the CPU seconds of what only exact does."""
-    watches = {"conversion": Stopwatch(FixedPointSum, "add"), "reduction": Stopwatch(ExactGradients, "sums")}
+    """Wall and CPU seconds of every step of both modes, and the CPU seconds of the parts."""
+    watches = {name: Stopwatch(owner, function) for name, (owner, function) in PARTS.items()}
     engines = {}
     for mode in MODES:
         job = load_job(ROOT / "jobs" / "configs" / "quickstart.yaml", [f"training.determinism={mode}"])
@@ -131,18 +141,28 @@ def _fork(rank: int, layout: Layout, folder: str, function: Callable[[int], Any]
         os._exit(code)
 
 
+def median(ranks: list[dict[str, Measured]], mode: str, name: str, over: Callable[[Any], float]) -> float:
+    """Over the rounds, of what ``over`` makes of the figures of all ranks."""
+    return statistics.median(over(values) for values in zip(*(rank[mode][name] for rank in ranks), strict=True))
+
+
 def row(layout: Layout, ranks: list[dict[str, Measured]], tokens: int) -> str:
-    """Wall: the slowest rank's; CPU: of all ranks together. Medians over the rounds."""
-
-    def median(mode: str, name: str, over: Callable[[Any], float]) -> float:
-        return statistics.median(over(values) for values in zip(*(rank[mode][name] for rank in ranks), strict=True))
-
-    rates = [tokens / median(mode, "wall", max) for mode in MODES]
-    cpu = [median(mode, "cpu", sum) for mode in MODES]
-    shares = [median("exact", name, sum) / cpu[1] for name in ("conversion", "reduction")]
+    """Wall: the slowest rank's; CPU: of all ranks together."""
+    rates = [tokens / median(ranks, mode, "wall", max) for mode in MODES]
+    cpu = [median(ranks, mode, "cpu", sum) for mode in MODES]
     figures = [f"{rates[0]:,.0f}", f"{rates[1]:,.0f}", f"{rates[1] / rates[0]:.2f}"]
-    figures += [f"{cpu[0]:.2f}", f"{cpu[1]:.2f}", f"{cpu[1] / cpu[0]:.2f}", *(f"{share:.0%}" for share in shares)]
+    figures += [f"{cpu[0]:.2f}", f"{cpu[1]:.2f}", f"{cpu[1] / cpu[0]:.2f}"]
     return f"| {layout} | " + " | ".join(figures) + " |"
+
+
+def parts_row(layout: Layout, ranks: list[dict[str, Measured]]) -> str:
+    """How much more CPU milliseconds exact takes, of all ranks together: in all, by part, and outside of the parts."""
+    more = {
+        name: 1e3 * (median(ranks, "exact", name, sum) - median(ranks, "default", name, sum))
+        for name in ("cpu", *PARTS)
+    }
+    more["rest"] = 2 * more["cpu"] - sum(more.values())
+    return f"| {layout} | " + " | ".join(f"{value:.0f}" for value in more.values()) + " |"
 
 
 def main() -> None:
@@ -153,13 +173,14 @@ def main() -> None:
     job = load_job(ROOT / "jobs" / "configs" / "quickstart.yaml", [])
     results = {str(layout): run_layout(layout, arguments.rounds) for layout in LAYOUTS}
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}\n")
-    print(
-        "| layout | tokens/s, default | exact | ratio | CPU s per step, default | exact | ratio "
-        "| conversion | reduction |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| layout | tokens/s, default | exact | ratio | CPU s per step, default | exact | ratio |")
+    print("|---|---|---|---|---|---|---|")
     for layout in LAYOUTS:
         print(row(layout, results[str(layout)], job.training.global_batch * job.data.sequence_length))
+    print(f"\n| layout | more CPU ms per step | {' | '.join(PARTS)} | rest |")
+    print("|---|---|" + "---|" * (len(PARTS) + 1))
+    for layout in LAYOUTS:
+        print(parts_row(layout, results[str(layout)]))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
 

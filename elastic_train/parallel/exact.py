@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -155,10 +156,8 @@ class FixedPointSum:
         self.extremes: list[Tensor] = []
         parts, row = columns.shape[0], math.prod(shape[1:])
         bounds = [chunk_bounds(shape[0], parts, index) for index in range(parts)]
-        places = [columns[index, : (end - start) * row] for index, (start, end) in enumerate(bounds)]
-        limit = CHUNK if columns.device.type == "cpu" else max(1, self.width)
-        self._pieces = [piece for place in places if place.numel() for piece in torch.split(place, limit)]
-        self._lengths = [piece.numel() for piece in self._pieces]
+        self._parts = [columns[index, : (end - start) * row] for index, (start, end) in enumerate(bounds)]
+        self._lengths = [part.numel() for part in self._parts]
 
     def start_step(self, slots: int) -> None:
         self.missing = slots * self.uses
@@ -168,25 +167,28 @@ class FixedPointSum:
         self._columns.fill_(start - 2**64 if start >= 2**63 else start)
 
     def add(self, gradient: Tensor) -> None:
-        """``gradient``: of one slot and one use, any floating dtype, of the shape of the whole parameter."""
+        """``gradient``: of one slot and one use, float32 or narrower, of the shape of the whole parameter."""
         self.missing -= 1
         if gradient.numel() == 0:
             return
         self.extremes.extend(torch.aminmax(gradient))
-        rounded = gradient.new_empty(max(self._lengths), dtype=torch.float64)
-        integers = rounded.view(torch.int64)
-        for part, piece in zip(torch.split(gradient.reshape(-1), self._lengths), self._pieces, strict=True):
-            length = part.numel()
-            rounded[:length].copy_(part).add_(_ANCHOR)
-            _add(piece, integers[:length])
+        for total, part in zip(self._parts, torch.split(gradient.reshape(-1), self._lengths), strict=True):
+            if total.device.type == "cpu":
+                _add_in_cache(total.numpy(), part.float().numpy())
+            else:
+                total.add_(part.double().add_(_ANCHOR).view(torch.int64))
 
 
-def _add(total: Tensor, integers: Tensor) -> None:
-    if total.device.type == "cpu":
-        # torch multiplies integers by a factor first, which takes three times as long as the sum.
-        np.add(total.numpy(), integers.numpy(), out=total.numpy())
-    else:
-        total.add_(integers)
+def _add_in_cache(total: NDArray[np.int64], gradient: NDArray[np.float32]) -> None:
+    """NumPy: torch multiplies integers by a factor before it adds them, and takes longer to start on small tensors."""
+    rounded = np.empty(min(CHUNK, len(total)))
+    integers = rounded.view(np.int64)
+    for start in range(0, len(total), CHUNK):
+        sums = total[start : start + CHUNK]
+        values = rounded[: len(sums)]
+        np.copyto(values, gradient[start : start + CHUNK])
+        np.add(values, _ANCHOR, out=values)
+        np.add(sums, integers[: len(sums)], out=sums)
 
 
 @dataclass(frozen=True, slots=True)

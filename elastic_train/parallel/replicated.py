@@ -37,7 +37,9 @@ class Replicated:
         self.shards_are_cut = job.parallel.data in ("zero1", "zero2") and mesh.layout.shards > 1
         self._groups = list(_bucket_members(stages, micro_batches_per_rank(job.training.slots, mesh.layout.data_ranks)))
         self._cuts = [Cut(members, mesh.shard_group) if self.shards_are_cut else None for members in self._groups]
-        self._buckets = _buckets(self._groups, self._cuts, job, mesh)
+        # Exact sums catch every gradient before it gets to a parameter.
+        caught = job.training.determinism == "exact"
+        self._buckets = [] if caught else _buckets(self._groups, self._cuts, job, mesh)
         self.shards: dict[str, LocalShard] = {}
         for members, cut in zip(self._groups, self._cuts, strict=True):
             for member in members:

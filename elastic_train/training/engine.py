@@ -34,7 +34,7 @@ from elastic_train.parallel.tied import copies_in_stages, sum_tied_gradients
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 from elastic_train.training.ema import KIND, AveragedWeights
 from elastic_train.training.evaluation import EvaluationSamples, is_due, rounds
-from elastic_train.training.exact import reduce_exactly
+from elastic_train.training.exact import reduce_exactly, sum_by_slot
 from elastic_train.training.gradients import clipping, squared_norm
 from elastic_train.training.loss import build_loss
 from elastic_train.training.optimizer import build_optimizer
@@ -207,16 +207,26 @@ class Engine:
         assert self._evaluation is not None
         self._loss.valid_tokens = 1
         layout, place = self._mesh.layout, self._mesh.place
-        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        losses: list[Tensor] = []
+        valid = torch.zeros((), dtype=torch.int64, device=self._device)
         for samples in rounds(self._evaluation, self._mesh.data_rank, layout.data_ranks, self._micro_batches):
             batches = self._to_tensors(samples, self._evaluation.documents)
-            sums[0] += self._sum_of(self._forward(batches))
+            losses += self._forward(batches)
             # Every stage and tensor rank has the labels: one of them counts.
-            sums[1] += (batches.labels_MBT != PADDING_LABEL).sum() * (place.pp == 0 and place.tp == 0)
+            valid += (batches.labels_MBT != PADDING_LABEL).sum() * (place.pp == 0 and place.tp == 0)
         self._data.release()
-        dist.all_reduce(sums)
-        total, valid_tokens = sums.tolist()
-        return float(total / max(1.0, valid_tokens))
+        dist.all_reduce(valid)
+        count = self._evaluation.slots
+        own = slots_of(self._mesh.data_rank, layout.data_ranks, count)
+        return self._total(losses, own, count) / max(1, int(valid.item()))
+
+    def _total(self, losses: list[Tensor], slots: range, count: int) -> float:
+        """Sum of losses over all ranks; arguments as in ``sum_by_slot``."""
+        if self._exact is not None:
+            return sum_by_slot(losses, slots, count, self._mesh)
+        total = self._sum_of(losses)
+        dist.all_reduce(total)
+        return total.item()
 
     def _with_evaluation(self, metrics: StepMetrics) -> StepMetrics:
         metrics = replace(metrics, eval_loss=self.evaluate())
@@ -286,8 +296,9 @@ class Engine:
     def _reduce(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[float, float]:
         """Loss of the step and global gradient norm, in one collective over all ranks."""
         if self._exact is not None:
+            count, invalid = self._job.training.slots, self._exact.out_of_range
             return reduce_exactly(
-                losses, self._slots, gradients, self._copies, self._mesh, self._job, invalid=self._exact.out_of_range
+                losses, self._slots, gradients, self._copies, self._mesh, count=count, invalid=invalid
             )
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         sums[0] = self._sum_of(losses)

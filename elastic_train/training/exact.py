@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from elastic_train.config.job import Job
 from elastic_train.parallel.exact import CHUNK
 from elastic_train.parallel.mesh import ParallelMesh
 
@@ -28,15 +27,14 @@ def reduce_exactly(
     gradients: dict[str, Tensor],
     copies: dict[str, int],
     mesh: ParallelMesh,
-    job: Job,
     *,
+    count: int,
     invalid: bool,
 ) -> tuple[float, float]:
     """Loss of the step and L2 norm of the gradient, in two collectives over all ranks.
 
-    ``losses``: of this rank's micro-batches, the first of which are those of ``slots``; empty but on the last stage.
-    ``copies``: how many ranks hold the same part of a gradient. ``invalid``: the gradients mean nothing; on any rank,
-    it makes the norm NaN on all.
+    ``losses``, ``slots`` and ``count`` as in ``sum_by_slot``. ``copies``: how many ranks hold the same part of a
+    gradient. ``invalid``: the gradients mean nothing; on any rank, it makes the norm NaN on all.
     """
     filled = [gradient for gradient in gradients.values() if gradient.numel()]
     extremes = [value for gradient in filled for value in torch.aminmax(gradient)]
@@ -48,7 +46,7 @@ def reduce_exactly(
     world = mesh.layout.world_size
     squares = sum(_squares(gradients[name], peak) * (2 * world // copies[name]) for name in gradients)
     digits = [squares >> 32 * place & 0xFFFFFFFF for place in range(_LIMBS)]
-    parts = torch.cat((_by_slot(losses, slots, mesh, job), torch.tensor(digits, device=mesh.device)))
+    parts = torch.cat((_by_slot(losses, slots, count, mesh), torch.tensor(digits, device=mesh.device)))
     dist.all_reduce(parts)
     loss_parts, digits = parts[:-_LIMBS].cpu().view(torch.float64).tolist(), parts[-_LIMBS:].tolist()
     total = sum(digit << 32 * place for place, digit in enumerate(digits))
@@ -56,10 +54,21 @@ def reduce_exactly(
     return _sum(loss_parts), norm
 
 
-def _by_slot(losses: list[Tensor], slots: range, mesh: ParallelMesh, job: Job) -> Tensor:
-    """int64 [slots x cp]: the bits of each loss as a double, in its own place; zero in those of other ranks."""
+def sum_by_slot(losses: list[Tensor], slots: range, count: int, mesh: ParallelMesh) -> float:
+    """Sum of losses over all ranks, in one collective.
+
+    ``losses``: of this rank's micro-batches, the first of which are those of ``slots`` out of all ``count``, the others
+    padding; empty but on the last stage.
+    """
+    parts = _by_slot(losses, slots, count, mesh)
+    dist.all_reduce(parts)
+    return _sum(parts.cpu().view(torch.float64).tolist())
+
+
+def _by_slot(losses: list[Tensor], slots: range, count: int, mesh: ParallelMesh) -> Tensor:
+    """int64 [count x cp]: the bits of each loss as a double, in its own place; zero in those of other ranks."""
     layout, place = mesh.layout, mesh.place
-    table = torch.zeros(job.training.slots, layout.cp, dtype=torch.float64, device=mesh.device)
+    table = torch.zeros(count, layout.cp, dtype=torch.float64, device=mesh.device)
     if losses and place.tp == 0:
         table[slots.start : slots.stop, place.cp] = torch.stack(losses[: len(slots)]).double()
     return table.view(torch.int64).flatten()

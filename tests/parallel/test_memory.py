@@ -29,10 +29,12 @@ BYTES = {
 }
 
 
-def job(data: str, precision: str = "bf16", reduce_dtype: str = "bf16", **parallel: Any) -> Job:
+def job(
+    data: str, precision: str = "bf16", reduce_dtype: str = "bf16", determinism: str = "default", **parallel: Any
+) -> Job:
     return small_job(
         model=MODEL,
-        training={"precision": precision, "reduce_dtype": reduce_dtype},
+        training={"precision": precision, "reduce_dtype": reduce_dtype, "determinism": determinism},
         parallel={"data": data, **parallel},
     )
 
@@ -47,7 +49,8 @@ def check(ranks: int, *expected: tuple[Job, Layout, float]) -> None:
     for held in run_ranks(persistent_bytes, ranks, runs):
         for (job, layout, value), bytes_held in zip(expected, held, strict=True):
             training = job.training
-            case = f"{job.parallel.data} on {layout}, {training.precision}, {training.reduce_dtype}"
+            formats = training.precision, training.reduce_dtype, training.determinism
+            case = f"{job.parallel.data} on {layout}, {', '.join(formats)}"
             assert bytes_held / job.model.num_parameters == pytest.approx(value, rel=0.01), case
 
 
@@ -67,6 +70,23 @@ def test_persistent_bytes_of_other_number_formats() -> None:
             for data, (whole, shared) in BYTES[formats].items()
         ),
     )
+
+
+def test_exact_sums_take_eight_bytes_in_place_of_gradients() -> None:
+    """Whole on every rank, however the rest is shared out."""
+    values = {
+        "fp32": {"ddp": (12, 0), "zero1": (4, 8), "zero2": (4, 8), "zero3": (0, 12)},
+        "bf16": {"ddp": (14, 0), "zero1": (2, 12), "zero2": (2, 12), "zero3": (0, 12)},
+    }
+    for ranks in (2, 3):
+        check(
+            ranks,
+            *(
+                (job(data, precision, "fp32", determinism="exact"), layout_of(data, ranks), 8 + whole + shared / ranks)
+                for precision, strategies in values.items()
+                for data, (whole, shared) in strategies.items()
+            ),
+        )
 
 
 def test_replicas_of_shards_hold_what_their_shard_group_shares() -> None:

@@ -167,8 +167,11 @@ def test_micro_batches_per_rank(slots: int, ranks: int, expected: int) -> None:
     assert micro_batches_per_rank(slots, ranks) == expected
 
 
-def test_exact_refuses_a_backward_pass_in_two_pieces() -> None:
-    job = small_job(training={"determinism": "exact"}, parallel={"pipeline": "zero_bubble"})
+@pytest.mark.parametrize("pipeline", ["zero_bubble", "zbv"])
+def test_exact_refuses_a_backward_pass_in_two_pieces(pipeline: str) -> None:
+    job = small_job(training={"determinism": "exact"}, parallel={"pipeline": pipeline})
     assert check_layout(job, Layout()) == []
-    (problem,) = check_layout(job, Layout(pp=2))
-    assert problem.startswith("pipeline=zero_bubble with pp=2 is not available with determinism=exact")
+    assert check_layout(job, Layout(pp=2)) == [
+        f"pipeline={pipeline} with pp=2 is not available with determinism=exact, which needs every backward pass in "
+        "one piece; use gpipe, 1f1b or interleaved_1f1b"
+    ]

@@ -18,7 +18,7 @@ from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.training.engine import Engine, StepGradients, StepMetrics
 from elastic_train.training.exact import reduce_exactly
 from tests.ranks import run_ranks
-from tests.training.synthetic import SyntheticBatches, small_job
+from tests.training.synthetic import SyntheticBatches
 
 Array = npt.NDArray[np.float32]
 Piece = tuple[tuple[int, ...], tuple[int, ...], Array]
@@ -154,11 +154,10 @@ def loss_and_norm(
     rank: int, layout: Layout, losses: list[list[float]], parts: list[list[float]], copies: int, invalid: int | None
 ) -> tuple[float, float]:
     """Of one parameter, of which this rank holds ``parts[rank]``, as ``determinism: exact`` finds them."""
-    job = small_job(training={"global_batch": 4})
     mesh = ParallelMesh(layout, rank, torch.device("cpu"))
     slots = slots_of(mesh.data_rank, layout.data_ranks, 4)
     gradients, own = {"q_proj.weight": torch.tensor(parts[rank])}, [torch.tensor(loss) for loss in losses[rank]]
-    return reduce_exactly(own, slots, gradients, {"q_proj.weight": copies}, mesh, job, invalid=rank == invalid)
+    return reduce_exactly(own, slots, gradients, {"q_proj.weight": copies}, mesh, count=4, invalid=rank == invalid)
 
 
 def late_imports(rank: int, job: Job, layout: Layout) -> list[str]:

@@ -66,6 +66,45 @@ def test_every_layout_evaluates_to_the_same(layout: Layout) -> None:
     np.testing.assert_allclose(evaluations(metrics), evaluations(alone()), rtol=1e-5)
 
 
+@lru_cache
+def trained_weights(heads: int) -> dict[str, Array]:
+    """After one step, so that norms and moments are not those of a start."""
+    return run(small_job(model={"num_key_value_heads": heads}), Layout(), 1).after
+
+
+def assert_evaluates_as_one_rank(made: Job, *layouts: Layout) -> None:
+    """At the same weights, to 1e-6."""
+    state = trained_weights(made.model.num_key_value_heads)
+    (expected,) = run_ranks(evaluate_at, 1, made, Layout(), state)
+    for layout in layouts:
+        losses = [evaluated for evaluated, _ in run_ranks(evaluate_at, layout.world_size, made, layout, state)]
+        assert losses == pytest.approx([expected[0]] * layout.world_size, rel=1e-6), str(layout)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "documents"])
+@pytest.mark.parametrize("context", ["gather", "ulysses"])
+def test_context_ranks_do_not_matter(context: str, masked: bool) -> None:
+    """Sequences cut into 1, 2 and 4 parts. Of the cases on loss: LOSS-04."""
+    made = job(model={"num_key_value_heads": 4}, parallel={"context": context}, data={"document_mask": masked})
+    assert_evaluates_as_one_rank(made, Layout(cp=2), Layout(cp=4), Layout(cp=2, dp_shard=2))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "documents"])
+@pytest.mark.parametrize("pipeline", ["interleaved_1f1b", "zbv"])
+def test_virtual_stages_do_not_matter(pipeline: str, masked: bool) -> None:
+    made = job(parallel={"pipeline": pipeline}, data={"document_mask": masked})
+    assert_evaluates_as_one_rank(made, Layout(pp=2), Layout(pp=2, dp_shard=2))
+
+
+def test_document_masks_do_matter() -> None:
+    state = trained_weights(2)
+    (causal,), (masked,) = (
+        run_ranks(evaluate_at, 1, job(data={"document_mask": mask}), Layout(), state) for mask in (False, True)
+    )
+    assert masked[0] != pytest.approx(causal[0], rel=1e-4)
+    assert masked[1] == pytest.approx(masked[0], rel=1e-6)
+
+
 @pytest.mark.parametrize("training", [{"micro_batch": 1}, {"micro_batch": 4}, {"global_batch": 2}], ids=str)
 def test_accumulation_does_not_matter(training: dict[str, int]) -> None:
     """At the same weights; with a batch of two an evaluation takes four rounds of one micro-batch."""
