@@ -162,7 +162,7 @@ def data_problems(job: Job) -> list[str]:
         )
     if job.data.document_mask and manifest.documents < 2:
         problems.append(
-            f"data.document_mask=true: data.uri={job.data.uri} holds {manifest.documents} document, so there is nothing "
+            f"data.document_mask=true: data.uri={job.data.uri} holds {manifest.documents} document: there is nothing "
             "to mask; prepare it from a file per document, or leave document_mask out"
         )
     return problems + unfit_for_evaluation(job, manifest)

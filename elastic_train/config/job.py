@@ -117,7 +117,7 @@ class Job(Section):
         if optimizer.learning_rate * optimizer.weight_decay >= 1:
             problems.append(
                 f"optimizer.weight_decay={optimizer.weight_decay}: times "
-                f"optimizer.learning_rate={optimizer.learning_rate} must be below 1, or a step takes a whole weight away"
+                f"optimizer.learning_rate={optimizer.learning_rate} must be below 1: a step may not take a whole weight"
             )
         if self.data.sequence_length > self.model.max_position_embeddings:
             problems.append(

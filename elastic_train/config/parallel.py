@@ -59,7 +59,7 @@ class ParallelConfig(Section):
             raise ValueError("virtual_stages=1 with pipeline=interleaved_1f1b interleaves nothing; use pipeline=1f1b")
         if self.pipeline in ("gpipe", "1f1b") and self.virtual_stages != 2:
             raise ValueError(
-                f"virtual_stages={self.virtual_stages} is not used by pipeline={self.pipeline}, which has one stage per "
+                f"virtual_stages={self.virtual_stages} is not used by pipeline={self.pipeline}, which has one stage a "
                 "rank; use interleaved_1f1b or zero_bubble, or leave it out"
             )
         if self.data not in ("zero3", "hsdp"):
