@@ -132,9 +132,10 @@ SENSELESS = [
     ("evaluation.uri=3", "evaluation.uri=3: must be text or null"),
     ("data.document_mask=1", "data.document_mask=1: must be true or false"),
     ("init_from=3", "init_from=3: must be text or null"),
-    ("init_from=''", "has no config.json; give the folder of a Hugging Face model"),
+    ("init_from=''", "the storage URI is empty; give a local path, file:// or s3://bucket/prefix"),
     ("init_from=.", "has no config.json; give the folder of a Hugging Face model"),
-    ("init_from=s3://nobody/model", "s3://nobody/model"),
+    ("init_from=s3://nobody/model", "s3://nobody/model/config.json: no credentials; set AWS_ACCESS_KEY_ID"),
+    ("init_from=gs://nobody/model", "unknown scheme 'gs'; accepted are a local path, file:// and s3://bucket/prefix"),
     ("parallel.pp=2 hosts.min=1000000000 hosts.max=1 parallel.tp=auto", "max=1 is smaller than min=1000000000"),
 ]
 
