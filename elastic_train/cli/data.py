@@ -160,4 +160,9 @@ def data_problems(job: Job) -> list[str]:
             f"model.vocab_size={job.model.vocab_size}: must be at least {manifest.tokenizer.vocab_size}, "
             f"the vocabulary of data.uri={job.data.uri}"
         )
+    if job.data.document_mask and manifest.documents < 2:
+        problems.append(
+            f"data.document_mask=true: data.uri={job.data.uri} holds {manifest.documents} document: there is nothing "
+            "to mask; prepare it from a file per document, or leave document_mask out"
+        )
     return problems + unfit_for_evaluation(job, manifest)

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from elastic_train.checkpoint.errors import CheckpointError, SourceError
 from elastic_train.config.errors import ConfigError
 from elastic_train.data.errors import DataError
-from elastic_train.storage.errors import NotFound, StorageError
+from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -29,7 +29,8 @@ class GuardedGroup(TyperGroup):
             raise _exit(USER_ERROR, *error.problems) from None
         except (StorageError, SourceError) as error:
             # What is not there was asked for by the user; a store that does not answer is nobody's mistake.
-            raise _exit(USER_ERROR if isinstance(error, NotFound) else FAILED, str(error)) from None
+            asked = isinstance(error, NotFound | WrongSettings)
+            raise _exit(USER_ERROR if asked else FAILED, str(error)) from None
         except (UserError, DataError, CheckpointError) as error:
             raise _exit(USER_ERROR, str(error)) from None
         except KeyboardInterrupt:

@@ -113,6 +113,12 @@ class Job(Section):
                 f"schedule.min_lr={self.schedule.min_lr}: must be at most "
                 f"optimizer.learning_rate={self.optimizer.learning_rate}"
             )
+        optimizer = self.optimizer
+        if optimizer.learning_rate * optimizer.weight_decay >= 1:
+            problems.append(
+                f"optimizer.weight_decay={optimizer.weight_decay}: times "
+                f"optimizer.learning_rate={optimizer.learning_rate} must be below 1: a step may not take a whole weight"
+            )
         if self.data.sequence_length > self.model.max_position_embeddings:
             problems.append(
                 f"data.sequence_length={self.data.sequence_length}: must be at most "

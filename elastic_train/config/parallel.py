@@ -57,11 +57,18 @@ class ParallelConfig(Section):
             raise ValueError(f"dp_shard={self.dp_shard} must be 1 with data=ddp, which shards nothing")
         if self.pipeline == "zbv" and self.virtual_stages != 2:
             raise ValueError(f"virtual_stages={self.virtual_stages} must be 2 with pipeline=zbv: down and up again")
+        if self.pipeline == "interleaved_1f1b" and self.virtual_stages == 1:
+            raise ValueError("virtual_stages=1 with pipeline=interleaved_1f1b interleaves nothing; use pipeline=1f1b")
+        if self.pipeline in ("gpipe", "1f1b") and self.virtual_stages != 2:
+            raise ValueError(
+                f"virtual_stages={self.virtual_stages} is not used by pipeline={self.pipeline}, which has one stage a "
+                "rank; use interleaved_1f1b or zero_bubble, or leave it out"
+            )
         if self.data not in ("zero3", "hsdp"):
             for name in ("reshard_after_forward", "offload"):
                 if getattr(self, name):
                     raise ValueError(f"{name}=true needs data=zero3 or hsdp, not {self.data}")
-            if self.prefetch > 1:
+            if self.prefetch != 1:
                 raise ValueError(f"prefetch={self.prefetch} needs data=zero3 or hsdp, not {self.data}")
         return self
 

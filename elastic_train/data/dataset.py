@@ -78,7 +78,10 @@ class TokenDataset:
         return self.tokens(index * self.sequence_length, self.sequence_length + 1)
 
     def tokens(self, start: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """Tokens ``[start, start + count)`` of the stream, int64 [count]."""
+        """Tokens ``[start, start + count)`` of the stream, int64 [count].
+
+        Raises :class:`DataError` where one is none of the tokenizer's: it would be trained on as if it were.
+        """
         if start < 0 or count < 0 or start + count > self.manifest.tokens:
             raise IndexError(f"tokens {start} to {start + count} are outside the {self.manifest.tokens} tokens")
         out = np.empty(count, np.int64)
@@ -90,6 +93,9 @@ class TokenDataset:
             self._shards[number].copy(start + done - begin, piece)
             done += len(piece)
             number += 1
+        if count and out.max() >= self.vocab_size:
+            files = ", ".join(str(file) for file in self.files[bisect_right(self._ends, start) : number])
+            raise DataError(f"{files} has the token {out.max()}, the tokenizer only {self.vocab_size}: it is damaged")
         return out
 
     def verify(self) -> None:

@@ -70,7 +70,10 @@ def unfit_for_evaluation(job: Job, training: Manifest) -> list[str]:
     """
     if job.evaluation.uri is None:
         return []
-    evaluation, _ = read_manifest(Store.open(job.evaluation.uri, job.storage))
+    try:
+        evaluation, _ = read_manifest(Store.open(job.evaluation.uri, job.storage))
+    except DataError as error:
+        raise DataError(f"evaluation.uri={job.evaluation.uri}: {error}") from None
     return _problems(job, evaluation, training)
 
 

@@ -16,7 +16,7 @@ from elastic_train.planner.stage_split import total_stages
 def check_layout(job: Job, layout: Layout) -> list[str]:
     """One sentence per violated constraint, each with both numbers; empty when the layout can run.
 
-    ``vocab_size`` is free: embedding and head are cut unevenly when ``tp`` does not divide it.
+    ``tp`` need not divide ``vocab_size``: embedding and head are then cut unevenly, with some tokens for each rank.
     """
     return lasting_problems(job, layout) + (_round_problems(job, layout) if layout.pp > 1 else [])
 
@@ -39,11 +39,17 @@ def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> li
         "sequence_length": data.sequence_length,
     }
     largest = math.gcd(*divided.values())
-    return [
+    problems = [
         f"{name}={value} is not divisible by tp={layout.tp} (largest tp of this model: {largest})"
         for name, value in divided.items()
         if value % layout.tp
     ]
+    each = -(-model.vocab_size // layout.tp)
+    if each * (layout.tp - 1) >= model.vocab_size:
+        problems.append(
+            f"vocab_size={model.vocab_size} over tp={layout.tp} is {each} tokens a rank, and none for the last one"
+        )
+    return problems
 
 
 def _data_problems(job: Job, layout: Layout) -> list[str]:

@@ -41,7 +41,7 @@ def choose_layout(job: Job, hosts: int) -> LayoutChoice:
     if smallest.world_size > hosts:
         fixed = " x ".join(f"parallel.{axis}={size}" for axis, size in _fixed(parallel).items() if size > 1)
         raise NoLayout(f"{_hosts(hosts)} cannot hold {fixed}: at least {smallest.world_size} hosts are needed")
-    for world in range(hosts, 0, -1):
+    for world in range(min(hosts, _largest_world(job)), 0, -1):
         valid = [layout for layout in layouts_of(parallel, world) if not check_layout(job, layout)]
         if valid:
             best = min(valid, key=lambda layout: _preference(parallel, layout))
@@ -66,6 +66,14 @@ def check_job(job: Job) -> list[str]:
     except NoLayout as error:
         return [f"hosts.min={job.hosts.min}: {error}"]
     return []
+
+
+def _largest_world(job: Job) -> int:
+    """An upper bound of the ranks of a valid layout: an axis ends where there is nothing left to give out."""
+    parallel, model = job.parallel, job.model
+    most = {"pp": model.num_hidden_layers, "cp": job.data.sequence_length, "tp": model.num_key_value_heads}
+    sizes = [most[axis] if getattr(parallel, axis) == "auto" else getattr(parallel, axis) for axis in most]
+    return job.training.slots * math.prod(sizes)
 
 
 def smallest_layout(parallel: ParallelConfig) -> Layout:
@@ -95,10 +103,14 @@ def _factorizations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
         if number == 1:
             yield ()
         return
-    for factor in range(1, number + 1):
-        if number % factor == 0:
-            for others in _factorizations(number // factor, parts - 1):
-                yield (factor, *others)
+    for factor in _divisors(number) if parts > 1 else (number,):
+        for others in _factorizations(number // factor, parts - 1):
+            yield (factor, *others)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [factor for factor in range(1, math.isqrt(number) + 1) if number % factor == 0]
+    return sorted({*small, *(number // factor for factor in small)})
 
 
 def _reasons(parallel: ParallelConfig, layout: Layout, hosts: int, training: TrainingConfig) -> list[str]:

@@ -19,5 +19,9 @@ class NotFound(StorageError):
     """The object does not exist."""
 
 
+class WrongSettings(StorageError):
+    """The user's URI, endpoint, bucket or credentials cannot be used; trying again changes nothing."""
+
+
 class AlreadyExists(StorageError):
     """A conditional create found the object there."""

@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from elastic_train.config.operation import StorageConfig
-from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError
+from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError, WrongSettings
 from elastic_train.storage.store import Entry, Store, join
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def open_s3(location: str, config: StorageConfig | None) -> Store:
     """The store at ``bucket/prefix``."""
     bucket, _, prefix = location.partition("/")
     if "@" in bucket or ":" in bucket:  # someone put credentials there: do not repeat them
-        raise StorageError(
+        raise WrongSettings(
             "s3://...", "the bucket name holds '@' or ':'; credentials belong in the environment, not in the URI"
         )
     if not bucket:
-        raise StorageError(f"s3://{location}", "the URI names no bucket; give s3://bucket/prefix")
+        raise WrongSettings(f"s3://{location}", "the URI names no bucket; give s3://bucket/prefix")
     return S3Store(Bucket(bucket, config or StorageConfig()), prefix.strip("/"))
 
 
@@ -108,13 +108,13 @@ def _make_client(uri: str, config: StorageConfig) -> Any:
             ),
         )
     except ValueError as error:
-        raise StorageError(uri, f"endpoint_url={endpoint!r} is not accepted: {error}") from None
+        raise WrongSettings(uri, f"endpoint_url={endpoint!r} is not accepted: {error}") from None
 
 
 def _environment_credentials(uri: str) -> dict[str, Any]:
     access, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
     if not access or not secret:
-        raise StorageError(uri, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        raise WrongSettings(uri, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     return {
         "aws_access_key_id": access,
         "aws_secret_access_key": secret,

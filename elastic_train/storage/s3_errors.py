@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from botocore import exceptions as botocore_errors
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from elastic_train.storage.errors import NotFound, StorageError
+from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def translate(uri: str, error: Exception, seconds: float = 0.0) -> StorageError:
     code, status = error_code(error), http_status(error)
     if isinstance(error, botocore_errors.ClientError):
         if code == "NoSuchBucket":
-            return StorageError(uri, CAUSES[code])
+            return WrongSettings(uri, CAUSES[code])
         if code in ("NoSuchKey", "404"):
             return NotFound(uri, "no such object")
         code = "AccessDenied" if code == "403" else code
@@ -100,7 +100,7 @@ def translate(uri: str, error: Exception, seconds: float = 0.0) -> StorageError:
         tried = f" for {seconds:.0f} seconds of retries" if is_passing(error) else ""
         return StorageError(uri, CAUSES.get(code) or scrub(f"the server answered {code} ({status}: {said}){tried}"))
     if isinstance(error, botocore_errors.NoCredentialsError | botocore_errors.PartialCredentialsError):
-        return StorageError(uri, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        return WrongSettings(uri, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if is_passing(error):
         return StorageError(uri, scrub(f"the server could not be reached for {seconds:.0f} seconds: {error}"))
     return StorageError(uri, scrub(str(error)))

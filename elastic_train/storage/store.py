@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from elastic_train.storage.errors import NotFound, StorageError
+from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -49,13 +49,15 @@ class Store(ABC):
         if scheme == "file":
             parts = urlsplit(uri)
             if parts.netloc not in ("", "localhost"):
-                raise StorageError(uri, f"file URI names the host {parts.netloc!r}; accepted is file:///absolute/path")
+                raise WrongSettings(uri, f"file URI names the host {parts.netloc!r}; accepted is file:///absolute/path")
             return _open_local(unquote(uri[len("file://") + len(parts.netloc) :]))
         if scheme == "s3":
             from elastic_train.storage.s3 import open_s3
 
             return open_s3(rest, config)
-        raise StorageError(uri, f"unknown scheme {scheme!r}; accepted are a local path, file:// and s3://bucket/prefix")
+        raise WrongSettings(
+            uri, f"unknown scheme {scheme!r}; accepted are a local path, file:// and s3://bucket/prefix"
+        )
 
     @abstractmethod
     def sub(self, path: str) -> Store:
@@ -128,5 +130,5 @@ def _open_local(path: str) -> Store:
     from elastic_train.storage.local import LocalStore
 
     if not path:
-        raise StorageError("''", "the storage URI is empty; give a local path, file:// or s3://bucket/prefix")
+        raise WrongSettings("''", "the storage URI is empty; give a local path, file:// or s3://bucket/prefix")
     return LocalStore(path)

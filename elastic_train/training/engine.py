@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import PADDING_LABEL, slots_of
+from elastic_train.data.errors import DataError
 from elastic_train.model.hf_folder import HfFolder
 from elastic_train.model.initialize import fill_initial
 from elastic_train.parallel.batches import MicroBatches
@@ -270,11 +271,23 @@ class Engine:
 
     def _to_tensors(self, samples: list[Samples], documents: Callable[[npt.NDArray[np.int64]], Any]) -> MicroBatches:
         ids, labels = (np.stack(arrays) for arrays in zip(*samples, strict=True))
+        self._check_tokens(ids, labels)
         input_ids_MBT, labels_MBT = (self._held(torch.from_numpy(array).to(self._device)) for array in (ids, labels))
         documents_MBS = None
         if self._job.data.document_mask:
             documents_MBS = torch.from_numpy(documents(ids)).to(self._device)
         return MicroBatches(input_ids_MBT, labels_MBT, documents_MBS)
+
+    def _check_tokens(self, ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:
+        """Raises DataError for a token that the model has no row for: with tensor ranks it would count, unnoticed."""
+        size = self._job.model.vocab_size
+        wrong = {
+            "input id": ids[(ids < 0) | (ids >= size)],
+            "label": labels[(labels != PADDING_LABEL) & ((labels < 0) | (labels >= size))],
+        }
+        for kind, tokens in wrong.items():
+            if tokens.size:
+                raise DataError(f"the data has the {kind} {tokens[0]}, outside the {size} of model.vocab_size={size}")
 
     def _held(self, x_MBS: Tensor) -> Tensor:
         """The tokens that this rank holds of every sequence: all of them, where ``cp`` is 1."""

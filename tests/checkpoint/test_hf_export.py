@@ -103,7 +103,7 @@ def checkpoint(
 @pytest.mark.parametrize("shard_bytes", [10**9, 40_000])
 def test_transformers_loads_the_export_and_gives_our_logits(
     name: str, shard_bytes: int, store: Store, tmp_path: Path, data: Store
-) -> None:
+) -> None:  # HF-01, HF-11
     transformers = pytest.importorskip("transformers")
     ours = random_model(CONFIGS[name])
     checkpoint(store, tmp_path, ours, layout=random.Random(2))
@@ -149,7 +149,7 @@ def test_the_weights_are_the_parameters_bit_for_bit_whatever_layout_saved_them(
     assert all(torch.equal(loaded[name], parameter) for name, parameter in model.named_parameters())
 
 
-def test_a_tied_head_is_not_exported(store: Store, tmp_path: Path, data: Store) -> None:
+def test_a_tied_head_is_not_exported(store: Store, tmp_path: Path, data: Store) -> None:  # HF-03
     model = random_model(CONFIGS["tied, own head size, llama3 rope, other constants"])
     checkpoint(store, tmp_path, model)
     out = export_hf(store, 7, data, tmp_path / "out")
@@ -157,7 +157,9 @@ def test_a_tied_head_is_not_exported(store: Store, tmp_path: Path, data: Store) 
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
 
 
-def test_the_index_names_every_tensor_once_and_the_total_size(store: Store, tmp_path: Path, data: Store) -> None:
+def test_the_index_names_every_tensor_once_and_the_total_size(
+    store: Store, tmp_path: Path, data: Store
+) -> None:  # HF-07
     model = random_model(CONFIGS["grouped heads"])
     checkpoint(store, tmp_path, model)
     seen: list[tuple[str, int]] = []

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from elastic_train.cli.main import app
 from tests.cli.command import elastic_train
 from tests.config.job_files import GOOD
 
@@ -49,6 +51,12 @@ CASES = [
     ("CF-08 keep_last", "checkpoint.keep_last=0", ["checkpoint.keep_last=0: must be an integer of at least 1"]),
     ("CF-08 sequence", "data.sequence_length=0", ["data.sequence_length=0: must be an integer of at least 1"]),
     ("HF-08", "parallel.tp=4 hosts.max=4", ["num_key_value_heads=2 is not divisible by tp=4"]),
+    ("PP-01", "parallel.pp=4 training.micro_batch=8 hosts.max=4", ["1 micro-batches per data rank", "fewer than pp=4"]),
+    (
+        "PP-04",
+        "training.micro_batch=3",
+        ["global_batch=8: must be a multiple of training.micro_batch=3; nearest: 6, 9"],
+    ),
     ("PP-08", "model.num_hidden_layers=3 parallel.pp=4 hosts.max=4", ["num_hidden_layers=3 is smaller than pp=4"]),
     ("hosts", "parallel.pp=2 hosts.max=4", ["hosts.min=1", "at least 2 hosts are needed"]),
     ("several", "training.micro_batch=-1 lr=3 parallel.tp=x", ["training.micro_batch=-1", "lr:", "parallel.tp=x"]),
@@ -68,6 +76,82 @@ def test_mistake(tmp_path: Path, verb: str, overrides: str, sentences: list[str]
     for sentence in sentences:
         assert sentence in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"], "something was started"
+
+
+TWO = "hosts.min=2 hosts.max=2"
+SENSELESS = [
+    ("training.precision=fp16", "training.precision=fp16: must be 'fp32' or 'bf16' or 'fp8'"),
+    ("training.precision=fp8", "training.precision=fp8: needs hosts.device=cuda"),
+    ("training.reduce_dtype=bf16", "reduce_dtype=bf16 needs precision=bf16 or fp8"),
+    ("training.recompute=true", "training.recompute=true: must be 'none' or 'selective' or 'full'"),
+    ("training.compile=1", "training.compile=1: must be true or false"),
+    ("training.determinism=strict", "must be 'default' or 'exact'"),
+    ("training.determinism=exact training.compile=true", "compile=true is not available with determinism=exact"),
+    ("training.ema_decay=1", "training.ema_decay=1: must be a number greater than 0 and below 1 or null"),
+    ("training.ema_decay=0", "training.ema_decay=0: must be a number greater than 0"),
+    ("training.ema_decay=.nan", "training.ema_decay=NaN: must be a number"),
+    ("training.global_tokens=0", "training.global_tokens=0: must be an integer of at least 1"),
+    ("training.global_tokens=500", "8 x 32; nearest: 480, 512"),
+    ("parallel.data=zero4", "parallel.data=zero4: must be 'ddp' or 'zero1' or 'zero2' or 'zero3' or 'hsdp'"),
+    ("parallel.data=ddp parallel.dp_shard=2", "dp_shard=2 must be 1 with data=ddp"),
+    ("parallel.data=ddp parallel.dp_shard=auto", "dp_shard=auto must be 1 with data=ddp"),
+    ("parallel.data=zero2 parallel.reshard_after_forward=true", "reshard_after_forward=true needs data=zero3 or hsdp"),
+    ("parallel.data=ddp parallel.prefetch=0", "prefetch=0 needs data=zero3 or hsdp, not ddp"),
+    ("parallel.prefetch=-1", "parallel.prefetch=-1: must be an integer of at least 0"),
+    ("parallel.offload=true", "parallel.offload=true: needs hosts.device=cuda"),
+    ("parallel.pipeline=dualpipe", "must be 'gpipe' or '1f1b' or 'interleaved_1f1b' or 'zero_bubble' or 'zbv'"),
+    ("parallel.virtual_stages=0", "parallel.virtual_stages=0: must be an integer of at least 1"),
+    ("parallel.virtual_stages=3", "virtual_stages=3 is not used by pipeline=1f1b"),
+    ("parallel.pipeline=interleaved_1f1b parallel.virtual_stages=1", "interleaves nothing; use pipeline=1f1b"),
+    ("parallel.pipeline=zbv parallel.virtual_stages=3", "virtual_stages=3 must be 2 with pipeline=zbv"),
+    (
+        f"parallel.pipeline=interleaved_1f1b parallel.virtual_stages=1000000000 parallel.pp=2 {TWO}",
+        "num_hidden_layers=4 is smaller than pp=2 x 1000000000",
+    ),
+    (f"parallel.pipeline=zero_bubble training.recompute=full parallel.pp=2 {TWO}", "recompute=full is not available"),
+    (
+        f"parallel.pipeline=zero_bubble training.determinism=exact parallel.pp=2 {TWO}",
+        "not available with determinism=exact",
+    ),
+    (f"parallel.pipeline=zbv model.tie_word_embeddings=true parallel.pp=2 {TWO}", "tie_word_embeddings=true is not"),
+    ("parallel.cp=3", "sequence_length=32 is not divisible by 2 x cp=6"),
+    ("parallel.cp=1000000000", "sequence_length=32 is not divisible by 2 x cp=2000000000"),
+    ("parallel.context=ulysses parallel.cp=4", "num_key_value_heads=2 is not divisible by tp x cp=4"),
+    ("model.vocab_size=9 model.num_key_value_heads=4 parallel.tp=4 data.uri=x", "vocab_size=9 over tp=4 is 3 tokens"),
+    ("optimizer.name=adafactor", "optimizer.name=adafactor: must be 'adamw' or 'adam' or 'sgd' or 'lion' or 'muon'"),
+    ("optimizer.momentum=0.9", "momentum is not used by name=adamw"),
+    ("optimizer.name=lion optimizer.eps=1e-8", "eps is not used by name=lion"),
+    ("optimizer.name=sgd optimizer.momentum=1", "optimizer.momentum=1: must be a number of at least 0 and below 1"),
+    ("optimizer.weight_decay=1e9", "times optimizer.learning_rate=0.0003 must be below 1"),
+    ("optimizer.learning_rate=true", "optimizer.learning_rate=true: must be a number"),
+    ("schedule.name=wsd schedule.decay_steps=200", "schedule.decay_steps=200: must be at most training.steps"),
+    ("schedule.decay_steps=5", "decay_steps=5 is for name=wsd"),
+    ("schedule.name=constant schedule.min_lr=1e-5", "min_lr=1e-05 is not reached with name=constant"),
+    ("evaluation.every_steps=0", "evaluation.every_steps=0: must be an integer of at least 1"),
+    ("evaluation.samples=-3", "evaluation.samples=-3: must be an integer of at least 1"),
+    ("evaluation.uri=3", "evaluation.uri=3: must be text or null"),
+    ("data.document_mask=1", "data.document_mask=1: must be true or false"),
+    ("init_from=3", "init_from=3: must be text or null"),
+    ("init_from=''", "the storage URI is empty; give a local path, file:// or s3://bucket/prefix"),
+    ("init_from=.", "has no config.json; give the folder of a Hugging Face model"),
+    ("init_from=s3://nobody/model", "s3://nobody/model/config.json: no credentials; set AWS_ACCESS_KEY_ID"),
+    ("init_from=gs://nobody/model", "unknown scheme 'gs'; accepted are a local path, file:// and s3://bucket/prefix"),
+    ("parallel.pp=2 hosts.min=1000000000 hosts.max=1 parallel.tp=auto", "max=1 is smaller than min=1000000000"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), SENSELESS, ids=[case[0] for case in SENSELESS])
+def test_senseless_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: str, sentence: str) -> None:
+    """In this process: a command of its own takes a second each."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    Path("job.yaml").write_text(GOOD)
+    result = CliRunner().invoke(app, ["validate", "job.yaml", *overrides.split()])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert all(line.startswith("error: ") for line in result.stderr.splitlines())
+    assert sentence in result.stderr
 
 
 BAD_FILES = [
@@ -135,3 +219,27 @@ def test_too_little_data(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "3 sequences of 32 tokens are fewer than training.global_batch=8" in result.stderr
     assert "model.vocab_size=256: must be at least 257" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ("evaluation.uri=nowhere", "evaluation.uri={here}/nowhere: {here}/nowhere has no manifest.json"),
+        ("evaluation.uri=data evaluation.samples=1000", "are fewer than evaluation.samples=1000"),
+        ("data.document_mask=true", "data.document_mask=true: data.uri={here}/data holds 1 document: there is nothing"),
+    ],
+)
+def test_data_that_does_not_fit_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(GOOD)
+    Path("text").mkdir()
+    Path("text/a.txt").write_text("".join(map(chr, range(97, 123))) * 40 + "\n")
+    runner = CliRunner()
+    made = runner.invoke(app, ["data", "prepare", "--corpus", "text", "--out", "data", "--vocab-size", "257"])
+    assert made.exit_code == 0, made.stderr
+    result = runner.invoke(app, ["train", "job.yaml", "model.vocab_size=257", *overrides.split()])
+    assert result.exit_code == 2
+    assert sentence.format(here=tmp_path) in result.stderr
+    assert not Path("runs").exists(), "something was started"

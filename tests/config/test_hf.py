@@ -37,7 +37,7 @@ QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
         {"rope_theta": 500000.0, "rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0, **SCALING}},
     ],
 )
-def test_both_spellings_of_the_rotary_fields_are_read(spelling: dict[str, Any]) -> None:
+def test_both_spellings_of_the_rotary_fields_are_read(spelling: dict[str, Any]) -> None:  # HF-09
     model = model_from_hf(LLAMA | spelling)
     assert model.rope_theta == 500_000.0
     assert model.rope_scaling == RopeScaling(**SCALING)

@@ -52,7 +52,7 @@ def test_killed_trainer_costs_no_finished_step(corpus: Path, reference: Lines, t
         assert_nothing_left(run, [*trainers, *(h["pid"] for h in before["hosts"])])
 
 
-def test_killed_host_is_left_out(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+def test_killed_host_is_left_out(corpus: Path, reference: Lines, tmp_path: Path) -> None:  # OP-09
     with LocalJob(make_job(corpus, tmp_path, "host", "parallel.pp=1")) as run:
         start_hosts(run, "aabb")
         before = run.wait_step(5)
@@ -99,7 +99,7 @@ def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Pat
         assert formed(run)[-1]["cause"] == "hang"
 
 
-def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp_path: Path) -> None:
+def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp_path: Path) -> None:  # NU-06
     job = make_job(corpus, tmp_path, "nan", "optimizer.learning_rate=1e30", "schedule.warmup_steps=0", "hosts.max=2")
     with LocalJob(job) as run:
         start_hosts(run, "ab")
@@ -126,7 +126,7 @@ def test_fewer_hosts_than_the_job_needs_wait_for_more(corpus: Path, reference: L
 @pytest.mark.parametrize("hosts", ["a", "abc"])
 def test_total_loss_resumes_from_the_last_checkpoint_on_other_hosts(
     corpus: Path, reference: Lines, tmp_path: Path, hosts: str
-) -> None:
+) -> None:  # OP-01
     job = make_job(corpus, tmp_path, "total", "parallel.pp=1", "hosts.max=2")
     with LocalJob(job) as first:
         start_hosts(first, "ab")

@@ -110,6 +110,16 @@ def test_an_epoch_may_end_inside_a_step() -> None:  # DA-09, DA-10
     assert ids[:10] != ids[10:20]
 
 
+def test_what_an_epoch_leaves_over_is_carried_into_a_step_with_the_next() -> None:  # LOSS-09
+    """Ten micro-batches an epoch, four a step: five full steps in two epochs, the third with samples of both."""
+    made = batches(10, global_batch=4, steps=5)
+    steps = [made.sample_ids(step) for step in range(1, 6)]
+    assert [len(ids) for ids in steps] == [4] * 5
+    order = SampleOrder(10, 1)
+    assert steps[2] == [order.sample_id(n) for n in (8, 9, 10, 11)]
+    assert sorted(steps[0] + steps[1] + steps[2][:2]) == sorted(steps[2][2:] + steps[3] + steps[4]) == list(range(10))
+
+
 def test_nothing_is_repeated_or_left_out_after_a_resume_inside_an_epoch() -> None:  # DA-10
     before = batches(64, global_batch=4, steps=16)
     after = batches(64, global_batch=4, steps=16)

@@ -126,6 +126,21 @@ def test_a_manifest_that_is_wrong_is_named_with_the_field(tmp_path: Path, old: s
         TokenDataset.open(str(tmp_path), 8)
 
 
+def test_a_token_that_the_tokenizer_does_not_have_is_never_given_out(tmp_path: Path) -> None:
+    """Sizes are right and nothing was hashed, as where a disk has lost a block."""
+    manifest, flat = make(tmp_path, [50, 50], batch_tokens=20)
+    limit = int(flat[:70].max()) + 1
+    flat[70] = 2**16 - 1
+    shard = write_shard(tmp_path / "shard-1", "shard-1", flat[50:], 1, 20)
+    small = manifest.tokenizer.model_copy(update={"vocab_size": limit})
+    damaged = manifest.model_copy(update={"tokenizer": small, "shards": (manifest.shards[0], shard)})
+    dataset = TokenDataset(damaged, NONE, [tmp_path / "shard-0", tmp_path / "shard-1"], 10)
+    assert dataset.tokens(0, 70).tolist() == flat[:70].tolist()
+    message = f"{tmp_path}/shard-1 has the token 65535, the tokenizer only {limit}: it is damaged"
+    with pytest.raises(DataError, match=message):
+        dataset.sample(6)  # tokens 60 to 70
+
+
 def test_damaged_local_shards_are_named(tmp_path: Path) -> None:
     manifest, _ = make(tmp_path, [50, 30], 20)
     file = tmp_path / "shard-1"

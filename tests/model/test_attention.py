@@ -13,9 +13,9 @@ from elastic_train.model.attention import AttentionCore, Context, attend
 from elastic_train.model.rotary import Rotary, rotate
 
 CONFIG = ModelConfig(
-    hidden_size=48,
+    hidden_size=64,
     num_hidden_layers=1,
-    num_attention_heads=6,
+    num_attention_heads=8,
     num_key_value_heads=2,
     intermediate_size=64,
     vocab_size=50,
@@ -33,8 +33,8 @@ def numbers(length: int, heads: int, seed: int) -> Tensor:
 
 
 def reference(q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, seen_BTS: Tensor) -> Tensor:
-    """Query head i uses key/value head i // 3."""
-    k_BHSE, v_BHSE = (x.repeat_interleave(3, dim=1) for x in (k_BHSE, v_BHSE))
+    """Query head i uses key/value head i // 4."""
+    k_BHSE, v_BHSE = (x.repeat_interleave(4, dim=1) for x in (k_BHSE, v_BHSE))
     scores = q_BHTE @ k_BHSE.transpose(2, 3) / math.sqrt(8)
     weights = torch.exp(scores - scores.amax(dim=3, keepdim=True)) * seen_BTS[:, None]
     return weights / weights.sum(dim=3, keepdim=True) @ v_BHSE
@@ -56,9 +56,9 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("documents", DOCUMENTS)
-def test_core_equals_softmax(documents: str) -> None:
+def test_core_equals_softmax(documents: str) -> None:  # HF-11
     documents_BS = DOCUMENTS[documents]
-    q, k, v = numbers(24, 6, 1), numbers(24, 2, 2), numbers(24, 2, 3)
+    q, k, v = numbers(24, 8, 1), numbers(24, 2, 2), numbers(24, 2, 3)
     actual = AttentionCore()(q, k, v, context_of(24, documents_BS))
     torch.testing.assert_close(actual, reference(q, k, v, seen_of(documents_BS, 24)), rtol=1e-12, atol=1e-12)
 
@@ -67,15 +67,15 @@ def test_core_equals_softmax(documents: str) -> None:
 @pytest.mark.parametrize(("start", "end"), [(0, 6), (6, 12), (23, 24)])
 def test_some_queries_over_the_keys_before_their_end(documents: str, start: int, end: int) -> None:
     documents_BS = DOCUMENTS[documents]
-    q, k, v = numbers(24, 6, 1), numbers(24, 2, 2), numbers(24, 2, 3)
+    q, k, v = numbers(24, 8, 1), numbers(24, 2, 2), numbers(24, 2, 3)
     actual = attend(q[:, :, start:end], k, v, context_of(24, documents_BS), start=start)
     expected = reference(q, k, v, seen_of(documents_BS, 24))[:, :, start:end]
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_positions_start_anew_with_each_document() -> None:
-    """[A B C EOS][D E] has positions 0 1 2 3 0 1."""
-    x = numbers(6, 6, 1)[:1].float()
+    """LOSS-10: [A B C EOS][D E] has positions 0 1 2 3 0 1."""
+    x = numbers(6, 8, 1)[:1].float()
     cos_TE, sin_TE = Rotary(CONFIG).tables(6, torch.device("cpu"))
     positions = torch.tensor([0, 1, 2, 3, 0, 1])
     expected = rotate(x, cos_TE[positions], sin_TE[positions])
@@ -85,7 +85,7 @@ def test_positions_start_anew_with_each_document() -> None:
 
 
 def test_places_of_held_tokens_without_documents() -> None:
-    x, held = numbers(6, 6, 1).float(), torch.tensor([1, 4, 5])
+    x, held = numbers(6, 8, 1).float(), torch.tensor([1, 4, 5])
     assert torch.equal(context_of(6, None, held).rotate(x[:, :, held]), context_of(6).rotate(x)[:, :, held])
 
 

@@ -68,18 +68,18 @@ def test_a_whole_folder_has_every_parameter_once(sharded: Path, tmp_path: Path) 
         assert folder.model.rope_theta == 500_000.0
 
 
-def test_a_file_that_no_index_names_is_ignored(sharded: Path) -> None:
+def test_a_file_that_no_index_names_is_ignored(sharded: Path) -> None:  # HF-07
     save_file({"model.norm.weight": torch.zeros(3), "stray": torch.zeros(1)}, sharded / "consolidated.safetensors")
     (sharded / "broken.safetensors").write_bytes(b"")
     assert len(open_hf_folder(str(sharded)).tensors) == len(TENSORS)
 
 
-def test_a_file_that_the_index_names_and_that_is_absent(sharded: Path) -> None:
+def test_a_file_that_the_index_names_and_that_is_absent(sharded: Path) -> None:  # HF-07
     (sharded / FILES[1]).unlink()
     assert problems(sharded) == [f"{FILES[1]} is missing, which {INDEX} names"]
 
 
-def test_tensors_that_are_not_where_the_index_places_them(sharded: Path) -> None:
+def test_tensors_that_are_not_where_the_index_places_them(sharded: Path) -> None:  # HF-07
     index = json.loads((sharded / INDEX).read_text())
     index["weight_map"]["model.norm.weight"] = FILES[0]
     home = next(path for n, path in enumerate(FILES) if "model.norm.weight" in list(TENSORS)[n::3])
@@ -109,7 +109,7 @@ def test_rotary_buffers_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
     assert list(open_hf_folder(str(write(tmp_path, TENSORS | buffers))).tensors) == list(TENSORS)
 
 
-def test_a_tied_model_needs_no_head_and_may_have_one(tmp_path: Path) -> None:
+def test_a_tied_model_needs_no_head_and_may_have_one(tmp_path: Path) -> None:  # HF-03
     config = CONFIG | {"tie_word_embeddings": True}
     both = open_hf_folder(str(write(tmp_path, config=config)))
     assert both.tied_head is not None

@@ -91,21 +91,21 @@ def test_context_by_heads_needs_heads_of_each_kind(layout: Layout, most: int) ->
     assert problems(layout) == []
 
 
-def test_largest_tp_is_named() -> None:
+def test_largest_tp_is_named() -> None:  # HF-08
     assert problems(Layout(tp=4), num_key_value_heads=2) == [
         "num_key_value_heads=2 is not divisible by tp=4 (largest tp of this model: 2)"
     ]
 
 
 @pytest.mark.parametrize("pipeline", ["1f1b", "interleaved_1f1b", "zero_bubble", "zbv"])
-def test_fewer_micro_batches_than_ranks(pipeline: str) -> None:
+def test_fewer_micro_batches_than_ranks(pipeline: str) -> None:  # PP-01
     (problem,) = problems(Layout(pp=4), slots=1, num_hidden_layers=8, parallel={"pipeline": pipeline})
     assert problem.startswith("1 micro-batches per data rank (1 slots over 1) are fewer than pp=4")
     assert problems(Layout(pp=4), slots=1, parallel={"pipeline": "gpipe"}) == []
 
 
 @pytest.mark.parametrize("pipeline", ["interleaved_1f1b", "zero_bubble"])
-def test_rounds_of_the_interleaved_schedules(pipeline: str) -> None:
+def test_rounds_of_the_interleaved_schedules(pipeline: str) -> None:  # PP-03
     def found(slots: int) -> list[str]:
         return problems(Layout(pp=4), slots=slots, num_hidden_layers=8, parallel={"pipeline": pipeline})
 
@@ -117,7 +117,7 @@ def test_rounds_of_the_interleaved_schedules(pipeline: str) -> None:
     assert found(13)[0].endswith("nearest that work: 12, 15")
 
 
-def test_layers_of_virtual_stages() -> None:
+def test_layers_of_virtual_stages() -> None:  # PP-08
     assert problems(Layout(pp=4), parallel={"pipeline": "zbv"}) == [
         "num_hidden_layers=4 is smaller than pp=4 x 2 stages per rank of zbv = 8"
     ]

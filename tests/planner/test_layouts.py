@@ -40,6 +40,32 @@ CHOICES = [
     (6, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=3), 0),
     (5, ("parallel.data=hsdp",), Layout(dp_shard=5), 0),
     (2, ("parallel.data=hsdp",), Layout(dp_shard=2), 0),
+    # seven hosts, as they are left after one of eight is lost
+    (7, ("parallel.data=ddp",), Layout(dp_replicate=7), 0),
+    (7, ("parallel.data=zero1",), Layout(dp_shard=7), 0),
+    (7, ("parallel.data=hsdp",), Layout(dp_shard=7), 0),
+    (7, ("parallel.data=hsdp", "parallel.dp_replicate=2"), Layout(dp_replicate=2, dp_shard=3), 1),
+    (7, ("parallel.data=hsdp", "parallel.dp_shard=2"), Layout(dp_replicate=3, dp_shard=2), 1),
+    (7, ("parallel.pp=2",), Layout(pp=2, dp_shard=3), 1),
+    (7, ("parallel.pp=2", "parallel.data=ddp"), Layout(pp=2, dp_replicate=3), 1),
+    (7, ("parallel.cp=2",), Layout(dp_shard=3, cp=2), 1),
+    (7, ("parallel.cp=2", "parallel.tp=2"), Layout(cp=2, tp=2), 3),
+    (7, ("parallel.cp=auto",), Layout(dp_shard=7), 0),
+    # 8 slots over 3 data ranks are 3 micro-batches: with four stages too few, so one data rank is left
+    (15, ("parallel.pp=4",), Layout(pp=4, dp_shard=2), 7),
+    # 10 slots, interleaved, pp=2: 10 // 3 = 4 and 2 micro-batches fill rounds of two, 10 / 2 = 5 does not
+    *(
+        (hosts, ("parallel.pp=2", "parallel.pipeline=interleaved_1f1b", "training.global_batch=10"), layout, spares)
+        for hosts, layout, spares in [
+            (3, Layout(pp=2), 1),
+            (5, Layout(pp=2), 3),
+            (7, Layout(pp=2, dp_shard=3), 1),
+            (9, Layout(pp=2, dp_shard=4), 1),
+        ]
+    ),
+    # however many: no search through all of them
+    (10**9, (), Layout(dp_shard=8), 10**9 - 8),
+    (10**9, ("parallel.pp=auto",), Layout(pp=2, dp_shard=7), 10**9 - 14),
 ]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import EvaluationBatches
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.shard import LocalShard
@@ -128,6 +129,18 @@ def evaluate_at(rank: int, job: Job, layout: Layout, state: dict[str, Array]) ->
     write(engine, state)
     engine.publish()
     return engine.evaluate(), engine.compute_gradients(1).loss
+
+
+def evaluate_wrong_tokens(rank: int, job: Job, layout: Layout) -> str:
+    """What an evaluation says whose samples have twice as many tokens as the model."""
+    twice = job.model_copy(update={"model": job.model.model_copy(update={"vocab_size": 2 * job.model.vocab_size})})
+    engine = Engine(job, layout, rank, SyntheticBatches(job), evaluation_of(twice))
+    engine.initialize()
+    try:
+        engine.evaluate()
+    except DataError as error:
+        return str(error)
+    return "nothing"
 
 
 class AsStep:

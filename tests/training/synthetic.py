@@ -16,9 +16,9 @@ class SyntheticBatches:
     """Random tokens that are a function of (step, sample) only, so that every layout sees the same ones.
 
     ``masked``: largest fraction of labels that are padding, different per sample. ``empty_rows``: rows of the global
-    batch without any valid label. ``planted``: (step, row, token) to put in the middle of that row. ``below``: limit of
-    the other tokens; ``above``: the smallest of them. ``lengths``: of the documents in every row, instead of what the
-    tokens say.
+    batch without any valid label. ``planted``: (step, row, token) to put in the middle of that row, or with ``last``
+    at its end, where it is a label only. ``below``: limit of the other tokens; ``above``: the smallest of them.
+    ``lengths``: of the documents in every row, instead of what the tokens say.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class SyntheticBatches:
         below: int | None = None,
         above: int = 0,
         lengths: tuple[int, ...] | None = None,
+        last: bool = False,
     ) -> None:
         self._job = job
         self._planted = planted
@@ -38,6 +39,7 @@ class SyntheticBatches:
         self._masked = masked
         self._empty_rows = empty_rows
         self._lengths = lengths
+        self._last = last
 
     def sample_ids(self, step: int) -> list[int]:
         batch = self._job.training.global_batch
@@ -68,7 +70,7 @@ class SyntheticBatches:
         tokens = (random.random(self._job.data.sequence_length + 1) ** 2 * self._below).astype(np.int64)
         tokens = np.maximum(tokens, self._above)
         if self._planted is not None and (step, row) == self._planted[:2]:
-            tokens[len(tokens) // 2] = self._planted[2]
+            tokens[-1 if self._last else len(tokens) // 2] = self._planted[2]
         labels = tokens[1:].copy()
         labels[random.random(labels.shape) < self._masked * random.random()] = -100
         if row in self._empty_rows:

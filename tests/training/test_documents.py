@@ -42,7 +42,7 @@ RANKS = [(1, "gather"), (2, "gather"), (4, "gather"), (2, "ulysses"), (4, "ulyss
 
 
 @pytest.mark.parametrize(("ranks", "context"), RANKS)
-def test_a_document_does_not_see_the_one_before(ranks: int, context: str) -> None:
+def test_a_document_does_not_see_the_one_before(ranks: int, context: str) -> None:  # LOSS-10
     """[A B C EOS][D E F G]: with another first document the losses of the second one's tokens are bitwise the same."""
     documents = [0, 0, 0, 0, 1, 1, 1, 1]
     first = losses(ranks, context, [11, 12, 13, 0, 21, 22, 23, 24, 25], documents)
@@ -65,7 +65,7 @@ def test_without_the_mask_it_is_seen() -> None:
 
 
 def test_the_label_after_an_end_of_text_token_counts() -> None:
-    """The first token of the next document is predicted from the document that ends."""
+    """LOSS-10: The first token of the next document is predicted from the document that ends."""
     assert run(job(), Layout(), 1, lengths=(16, 16)).losses[0] > 0
     one, other = (losses(1, "gather", [11, 12, 13, 0, next_token, 22], [0, 0, 0, 0, 1]) for next_token in (21, 31))
     assert one[:3] == other[:3] and one[3] != other[3]
@@ -110,7 +110,7 @@ def test_one_document_is_no_mask() -> None:
     ("layout", "context"), [(Layout(), "gather"), (Layout(cp=2), "gather"), (Layout(cp=2), "ulysses")], ids=str
 )
 def test_rows_of_padding_only_give_zero_gradients(layout: Layout, context: str) -> None:
-    """Their loss is 0, not NaN: every token sees at least itself."""
+    """NU-08: Their loss is 0, not NaN: every token sees at least itself."""
     result = run(job(context), layout, 1, empty_rows=tuple(range(8)))
     assert (result.losses, result.norms) == ([0.0], [0.0])
     assert not any(gradient.any() for gradient in result.gradients[0].values())
@@ -120,6 +120,6 @@ def test_rows_of_padding_only_give_zero_gradients(layout: Layout, context: str) 
 
 @pytest.mark.parametrize("context", ["gather", "ulysses"])
 def test_the_loss_is_not_a_multiple_of_cp(context: str) -> None:
-    """Every token is counted once: the same loss for cp = 1, 2 and 4."""
+    """LOSS-04: Every token is counted once: the same loss for cp = 1, 2 and 4."""
     one, two, four = (run(job(context), Layout(cp=cp), 1, masked=0.5).losses for cp in (1, 2, 4))
     np.testing.assert_allclose([two, four], [one, one], rtol=1e-6)

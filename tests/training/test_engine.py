@@ -16,7 +16,7 @@ from tests.training.synthetic import small_job
 
 
 def test_loss_does_not_depend_on_the_cut_into_micro_batches() -> None:
-    """The sum over valid tokens is divided once, by the global number: not a mean of means."""
+    """LOSS-01: The sum over valid tokens is divided once, by the global number: not a mean of means."""
     one, two, four = (run(small_job(training={"micro_batch": size}), Layout(), 3, masked=0.9) for size in (1, 2, 4))
     for other in (two, four):
         np.testing.assert_allclose(other.losses, one.losses, rtol=1e-6)
@@ -24,7 +24,7 @@ def test_loss_does_not_depend_on_the_cut_into_micro_batches() -> None:
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4])
-def test_pipeline_does_not_rescale_gradients(micro_batch: int) -> None:
+def test_pipeline_does_not_rescale_gradients(micro_batch: int) -> None:  # LOSS-05
     job = small_job(training={"micro_batch": micro_batch})
     np.testing.assert_allclose(run(job, Layout(pp=2), 2).norms, run(job, Layout(), 2).norms, rtol=1e-6)
 
@@ -38,7 +38,7 @@ def test_a_data_rank_without_valid_tokens_takes_part() -> None:
     np.testing.assert_allclose(actual.norms, expected.norms, rtol=1e-6)
 
 
-def test_an_empty_row_changes_nothing() -> None:
+def test_an_empty_row_changes_nothing() -> None:  # NU-08
     with_row = run(small_job(training={"global_batch": 4}), Layout(), 2, empty_rows=(3,))
     without = run(small_job(training={"global_batch": 3}), Layout(), 2)
     np.testing.assert_allclose(with_row.losses, without.losses, rtol=1e-6)
@@ -46,7 +46,7 @@ def test_an_empty_row_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_zero_gradient_decays_matrices_only(tied: bool) -> None:
+def test_zero_gradient_decays_matrices_only(tied: bool) -> None:  # OP-06
     """lr 1e-2, weight decay 0.1: projections x 0.999, norms exactly 1, embedding (and a head tied to it) untouched."""
     job = small_job(
         model={"tie_word_embeddings": tied},
@@ -67,7 +67,7 @@ def test_zero_gradient_decays_matrices_only(tied: bool) -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=2), Layout(dp_shard=2), Layout(pp=2, tp=2)], ids=str)
-def test_clipping_limits_the_global_norm(layout: Layout) -> None:
+def test_clipping_limits_the_global_norm(layout: Layout) -> None:  # LOSS-07, NU-10
     """After one step exp_avg is (1 - beta1) x the clipped gradient: its norm over all stages is known."""
     result = run(small_job(optimizer={"clip_norm": 0.25}), layout, 1)
     assert result.norms[0] > 1.0, "the logged norm is the one before clipping"
@@ -78,7 +78,7 @@ def test_clipping_limits_the_global_norm(layout: Layout) -> None:
 
 @pytest.mark.parametrize("layout", [Layout(dp_shard=2), Layout(pp=2, dp_shard=2), Layout(tp=2)], ids=str)
 def test_nan_on_one_rank_stops_the_update_on_all(layout: Layout) -> None:
-    """Token 255 occurs in one row of step 2 only, and its embedding is NaN."""
+    """NU-04: Token 255 occurs in one row of step 2 only, and its embedding is NaN."""
     start = run(small_job(), Layout(), 1)
     start.after["param.model.embed_tokens.weight"][255] = np.nan
     result = run(small_job(), layout, 3, first=2, state=start.after, planted=(2, 6, 255), below=255)

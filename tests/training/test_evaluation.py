@@ -21,6 +21,9 @@ LAYOUTS = [
     Layout(tp=2),
     Layout(pp=2),
     Layout(pp=2, dp_shard=2),
+    Layout(cp=2),
+    Layout(cp=4),
+    Layout(dp_shard=2, cp=2),
     Layout(dp_replicate=2, dp_shard=2, tp=2),
 ]
 
@@ -61,7 +64,7 @@ def test_is_the_mean_over_the_valid_tokens_of_the_first_samples() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_every_layout_evaluates_to_the_same(layout: Layout) -> None:
+def test_every_layout_evaluates_to_the_same(layout: Layout) -> None:  # LOSS-04
     metrics, _ = train(job(), layout)
     np.testing.assert_allclose(evaluations(metrics), evaluations(alone()), rtol=1e-5)
 

@@ -8,7 +8,7 @@ import torch
 from elastic_train.training.gradients import clipping, squared_norm
 
 
-def test_stages_with_norms_3_and_4_have_norm_5_and_one_scale() -> None:
+def test_stages_with_norms_3_and_4_have_norm_5_and_one_scale() -> None:  # LOSS-07
     stages = [{"a": torch.full((9,), 1.0)}, {"b": torch.tensor([0.0, 4.0])}]
     norm = math.sqrt(sum(squared_norm(stage, {"a": 1, "b": 1}).item() for stage in stages))
     assert norm == pytest.approx(5.0, rel=1e-12)

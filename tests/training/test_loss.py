@@ -12,7 +12,7 @@ def logits_with_losses(losses: list[float]) -> torch.Tensor:
 
 
 def test_micro_batches_add_up_to_sum_over_valid() -> None:
-    """Token losses [2, 2, 2, 2] and [8]: 16 / 5 = 3.2, where a mean of means gives 5."""
+    """LOSS-01: Token losses [2, 2, 2, 2] and [8]: 16 / 5 = 3.2, where a mean of means gives 5."""
     loss = TokenLoss()
     loss.valid_tokens = 5
     full = loss(logits_with_losses([2.0, 2.0, 2.0, 2.0]), torch.tensor([[0, 0, 0, 0]]))
@@ -20,7 +20,7 @@ def test_micro_batches_add_up_to_sum_over_valid() -> None:
     torch.testing.assert_close(full + short, torch.tensor(3.2), rtol=1e-6, atol=0)
 
 
-def test_padding_gives_zero_loss_and_zero_gradient() -> None:
+def test_padding_gives_zero_loss_and_zero_gradient() -> None:  # NU-08
     loss = TokenLoss()
     loss.valid_tokens = 0
     logits = torch.randn(2, 3, 7, requires_grad=True)

@@ -116,7 +116,7 @@ def test_equals_the_reference_also_when_continued(case: str, dtype: torch.dtype)
 
 
 def test_fp32_weights_keep_small_updates() -> None:
-    """Weight 1.0, 100 updates of 6e-4 each (a constant gradient makes Adam's update the rate): 0.94."""
+    """NU-01: Weight 1.0, 100 updates of 6e-4 each (a constant gradient makes Adam's update the rate): 0.94."""
     weight = {NORM: torch.ones(4)}
     optimizer = LocalAdam(weight, OptimizerConfig(), decoupled=True)
     for step in range(1, 101):
@@ -125,7 +125,7 @@ def test_fp32_weights_keep_small_updates() -> None:
 
 
 def test_weight_decay_in_small_steps_is_not_lost() -> None:
-    """lr 3e-4, decay 0.1, no gradient, 1000 steps: (1 - 3e-5)^1000."""
+    """NU-02: lr 3e-4, decay 0.1, no gradient, 1000 steps: (1 - 3e-5)^1000."""
     weight = {MATRIX: torch.ones(2, 2)}
     optimizer = LocalAdam(weight, OptimizerConfig(weight_decay=0.1), decoupled=True)
     for step in range(1, 1001):

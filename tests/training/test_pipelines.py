@@ -107,13 +107,28 @@ def test_padding_micro_batches_and_uneven_layers(pipeline: str) -> None:
 
 @pytest.mark.parametrize("micro_batch", [2, 4])
 @pytest.mark.parametrize("pipeline", ["gpipe", "zero_bubble", "zbv"])
-def test_number_of_micro_batches_changes_nothing(pipeline: str, micro_batch: int) -> None:
+def test_number_of_micro_batches_changes_nothing(pipeline: str, micro_batch: int) -> None:  # LOSS-05
     """Gradients are neither divided by the number of micro-batches nor summed twice (8 of them are tested above)."""
     compare(Layout(pp=2), pipeline, training={"micro_batch": micro_batch})
 
 
-def test_gpipe_runs_with_fewer_micro_batches_than_stages() -> None:
+def test_gpipe_runs_with_fewer_micro_batches_than_stages() -> None:  # PP-01
     compare(Layout(pp=4), "gpipe", training={"micro_batch": 8})
+
+
+@pytest.mark.parametrize("pipeline", ["interleaved_1f1b", "zero_bubble"])
+def test_ten_micro_batches_on_four_ranks_of_two_stages(pipeline: str) -> None:  # PP-03
+    """Not a multiple of four, but of the two rounds that torch makes of them."""
+    training = {"global_batch": 10}
+    expected, actual = (
+        steps_of(job_of(name, training=training), layout, 2)
+        for name, layout in (("1f1b", Layout()), (pipeline, Layout(pp=4)))
+    )
+    for (loss, norm, gradients), (true_loss, true_norm, true_gradients) in zip(actual, expected, strict=True):
+        assert (loss, norm) == pytest.approx((true_loss, true_norm), rel=TOLERANCE)
+        for name, value in true_gradients.items():
+            limit = TOLERANCE * np.abs(value).max()
+            np.testing.assert_allclose(gradients[name], value, rtol=0, atol=limit, err_msg=name)
 
 
 def test_one_stage_per_rank_of_the_zero_bubble_schedule() -> None:
@@ -147,7 +162,7 @@ def embedding_digests(rank: int, job: Job, layout: Layout, steps: int) -> list[s
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=2), Layout(pp=3), Layout(pp=2, dp_shard=2)], ids=str)
-def test_copies_of_a_tied_embedding_are_equal_after_every_step(layout: Layout) -> None:
+def test_copies_of_a_tied_embedding_are_equal_after_every_step(layout: Layout) -> None:  # PP-05
     ranks = run_ranks(
         embedding_digests, layout.world_size, job_of(tie_word_embeddings=True, num_hidden_layers=3), layout, 20
     )
@@ -159,7 +174,7 @@ def test_copies_of_a_tied_embedding_are_equal_after_every_step(layout: Layout) -
         assert set(ranks[1]) == {""}
 
 
-def test_twenty_steps_with_a_tied_embedding_equal_one_rank() -> None:
+def test_twenty_steps_with_a_tied_embedding_equal_one_rank() -> None:  # PP-05
     job = job_of(tie_word_embeddings=True, num_hidden_layers=3)
     expected, actual = (run(job, layout, 20) for layout in (Layout(), Layout(pp=2)))
     np.testing.assert_allclose(actual.losses, expected.losses, rtol=TOLERANCE)
@@ -171,7 +186,7 @@ def test_twenty_steps_with_a_tied_embedding_equal_one_rank() -> None:
     [("zbv", Layout(pp=2), False), ("interleaved_1f1b", Layout(pp=2, tp=2), True), ("1f1b", Layout(pp=3), True)],
     ids=str,
 )
-def test_clipping_is_by_the_norm_over_all_stages(pipeline: str, layout: Layout, tied: bool) -> None:
+def test_clipping_is_by_the_norm_over_all_stages(pipeline: str, layout: Layout, tied: bool) -> None:  # LOSS-07
     """After one step exp_avg is (1 - beta1) x the clipped gradient, whose norm over all stages is the limit."""
     job = job_of(pipeline, tie_word_embeddings=tied)
     clipped = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"clip_norm": 0.25})})
@@ -183,7 +198,7 @@ def test_clipping_is_by_the_norm_over_all_stages(pipeline: str, layout: Layout, 
 
 
 def test_norm_weights_stay_equal_on_tensor_ranks() -> None:
-    """``run`` compares replicas bit for bit; after 20 steps they equal those of one rank."""
+    """LOSS-08: ``run`` compares replicas bit for bit; after 20 steps they equal those of one rank."""
     expected, actual = (run(job_of(num_hidden_layers=2), layout, 20) for layout in (Layout(), Layout(tp=2)))
     norms = [key for key in expected.after if key.startswith("param.") and "norm" in key]
     assert len(norms) == 2 * 2 + 1

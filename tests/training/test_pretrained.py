@@ -57,7 +57,7 @@ def job_from(folder: Path, **sections: Any) -> Job:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_layout_begins_with_the_stored_values_and_transformers_loss(
     name: str, layout: Layout, folders: dict[str, Path]
-) -> None:
+) -> None:  # HF-01, HF-11
     job = job_from(folders[name])
     results = run_ranks(start, layout.world_size, job, layout, 0)
     whole = assemble([state for _, state in results])

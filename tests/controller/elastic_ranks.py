@@ -1,0 +1,26 @@
+"""What an uninterrupted run of a job computes, without a controller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.data.batches import StepBatches
+from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.order import SampleOrder
+from elastic_train.training.engine import Engine
+
+
+def uninterrupted(rank: int, job: Job) -> list[dict[str, Any]]:
+    """Lines as in steps.jsonl, of all steps on one rank."""
+    dataset = TokenDataset.open(job.data.uri, job.data.sequence_length)
+    batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
+    engine = Engine(job, Layout(), rank, batches)
+    engine.initialize()
+    lines = []
+    for step in range(1, job.training.steps + 1):
+        metrics = engine.train_step(step)
+        line = {"step": step, "samples": batches.sample_ids(step), "loss": metrics.loss, "lr": metrics.lr}
+        lines.append(line | {"grad_norm": metrics.grad_norm, "valid_tokens": metrics.valid_tokens})
+    return lines
