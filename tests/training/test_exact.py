@@ -117,6 +117,15 @@ VARIANTS = [
     variant("tensor-ranks", Layout(tp=2), Layout(pp=2, dp_shard=2, tp=2), SLOW),
     variant("biases", Layout(), Layout(pp=2, dp_shard=2), SLOW, model={"qkv_bias": True}),
     variant("micro-batches-of-two", Layout(), Layout(pp=2, dp_shard=3), SLOW, training={"micro_batch": 2}),
+    variant(
+        "muon-and-average",
+        Layout(),
+        Layout(pp=2, dp_shard=2),
+        optimizer={"name": "muon"},
+        training={"ema_decay": 0.9},
+        parallel={"data": "zero1"},
+    ),
+    variant("context-ranks", Layout(cp=2), Layout(pp=2, dp_shard=2, cp=2), SLOW),
     variant("documents", Layout(), Layout(pp=2, dp_shard=2), SLOW, data={"document_mask": True}),
     variant("weights-released", Layout(), Layout(dp_shard=3), SLOW, parallel={"reshard_after_forward": True}),
 ]
