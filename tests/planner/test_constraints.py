@@ -64,7 +64,7 @@ def test_layouts_that_can_run(layout: Layout) -> None:
 
 
 def test_every_tensor_rank_has_tokens() -> None:
-    """Cut as torch.chunk cuts: 1003 over 8 are 126 a rank and 121; 9 over 8 are two a rank, and none for three of them."""
+    """Cut as torch.chunk cuts: 9 over 8 are two a rank, and none for three of them."""
     assert problems(Layout(tp=8)) == problems(Layout(tp=8), vocab_size=64) == []
     assert problems(Layout(tp=8), vocab_size=9) == [
         "vocab_size=9 over tp=8 is 2 tokens a rank, and none for the last one"
