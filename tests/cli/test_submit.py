@@ -79,7 +79,7 @@ def test_job_script_succeeds(cluster: LocalCluster, folder: Path) -> None:
 
 def test_job_script_fails(cluster: LocalCluster, folder: Path) -> None:
     """RY-01: a job that fails is FAILED for Ray, and `ray job submit` says so by its exit code."""
-    wrong = ("optimizer.learning_rate=1e30", "schedule.warmup_steps=0")
+    wrong = ("optimizer.learning_rate=1e30", "optimizer.weight_decay=0", "schedule.warmup_steps=0")
     sent = pretrain(cluster, folder, "name=failing", "hosts.max=1", *wrong)
     assert sent.returncode != 0
     assert "NonFiniteLoss" in sent.stdout

@@ -163,7 +163,7 @@ def test_stopped_while_it_waits_for_machines(folder: Path, ray_cluster: LocalClu
 
 @pytest.mark.slow
 def test_failing_job(folder: Path) -> None:
-    wrong = ("optimizer.learning_rate=1e30", "schedule.warmup_steps=0")
+    wrong = ("optimizer.learning_rate=1e30", "optimizer.weight_decay=0", "schedule.warmup_steps=0")
     with training(folder, "cli-failing", "name=cli-failing", "hosts.max=1", *wrong) as train:
         assert train.end() == 1
         assert "NonFiniteLoss: step " in train.text()

@@ -100,7 +100,14 @@ def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Pat
 
 
 def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp_path: Path) -> None:  # NU-06
-    job = make_job(corpus, tmp_path, "nan", "optimizer.learning_rate=1e30", "schedule.warmup_steps=0", "hosts.max=2")
+    job = make_job(
+        corpus,
+        tmp_path,
+        "nan",
+        "optimizer={learning_rate: 1e30, weight_decay: 0}",
+        "schedule.warmup_steps=0",
+        "hosts.max=2",
+    )
     with LocalJob(job) as run:
         start_hosts(run, "ab")
         status = run.finish()

@@ -20,15 +20,17 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-FP32 = 1e-5
-BF16 = 1e-2
-"""Sums are rounded to bf16 in another order, over 30 steps: of the norm; the loss is far closer."""
-MUON = 1e-4
+FP32 = (1e-5, 1e-5)
+"""Relative tolerances of loss and gradient norm."""
+BF16 = (2e-4, 5e-2)
+"""Sums are rounded to bf16 in another order, over 30 steps: 3e-5 and 1.2e-2 between one rank and three."""
+MUON = (1e-4, 1e-4)
 """Newton-Schulz and the products before it amplify the last digits."""
-EXACT = 0.0
+EXACT = (0.0, 0.0)
+"""Bit for bit."""
 
 
-def row(name: str, layouts: list[str], tolerance: float, *overrides: str, nodes: str = "aab") -> Any:
+def row(name: str, layouts: list[str], tolerance: tuple[float, float], *overrides: str, nodes: str = "aab") -> Any:
     """``nodes``: a letter per host; the last host is lost."""
     return pytest.param(overrides, nodes, layouts, tolerance, id=name)
 
@@ -71,7 +73,12 @@ ROWS = [
 
 @pytest.mark.parametrize(("overrides", "nodes", "layouts", "tolerance"), ROWS)
 def test_a_lost_trainer_and_a_lost_host_change_no_step(
-    corpus: Path, tmp_path: Path, overrides: tuple[str, ...], nodes: str, layouts: list[str], tolerance: float
+    corpus: Path,
+    tmp_path: Path,
+    overrides: tuple[str, ...],
+    nodes: str,
+    layouts: list[str],
+    tolerance: tuple[float, float],
 ) -> None:
     """OP-09: the learning rate of each step too, as hosts are lost during a warm-up of ten steps."""
     job = make_job(
@@ -87,7 +94,7 @@ def test_a_lost_trainer_and_a_lost_host_change_no_step(
         run.wait_step(formed_anew["step"] + 1)
         run.kill_host(list(run.hosts)[-1])
         assert run.finish()["state"] == "finished"
-        assert_same_curve(run.lines("steps"), expected, tolerance)
+        assert_same_curve(run.lines("steps"), expected, *tolerance)
         generations = [event for event in run.lines("ledger") if event["event"] == "generation_formed"]
     assert [event["cause"] for event in generations] == ["start", "trainer_killed", "host_lost"]
     assert [event["layout"] for event in generations] == [layouts[0], *layouts]

@@ -63,6 +63,14 @@ def test_layouts_that_can_run(layout: Layout) -> None:
     assert problems(layout) == []
 
 
+def test_every_tensor_rank_has_tokens() -> None:
+    """Cut as torch.chunk cuts: 9 over 8 are two a rank, and none for three of them."""
+    assert problems(Layout(tp=8)) == problems(Layout(tp=8), vocab_size=64) == []
+    assert problems(Layout(tp=8), vocab_size=9) == [
+        "vocab_size=9 over tp=8 is 2 tokens a rank, and none for the last one"
+    ]
+
+
 def test_more_data_ranks_than_slots() -> None:
     assert problems(Layout(dp_replicate=3, dp_shard=3)) == [
         "9 data ranks (dp_replicate=3 x dp_shard=3) exceed the 8 slots of global_batch=16 / micro_batch=2"

@@ -108,6 +108,40 @@ def test_document_masks_do_matter() -> None:
     assert masked[1] == pytest.approx(masked[0], rel=1e-6)
 
 
+STRATEGIES: list[tuple[dict[str, dict[str, Any]], Layout]] = [
+    ({"parallel": {"data": "ddp"}}, Layout(dp_replicate=3)),
+    ({"parallel": {"data": "zero1"}}, Layout(dp_shard=3)),
+    ({"parallel": {"data": "zero2"}}, Layout(dp_shard=3)),
+    ({"parallel": {"data": "hsdp"}}, Layout(dp_replicate=2, dp_shard=2)),
+    ({"parallel": {"pipeline": "gpipe"}}, Layout(pp=2)),
+    ({"parallel": {"pipeline": "interleaved_1f1b"}}, Layout(pp=2)),
+    ({"parallel": {"pipeline": "zero_bubble"}}, Layout(pp=2)),
+    ({"parallel": {"pipeline": "zbv", "data": "zero1"}}, Layout(pp=2, dp_shard=2)),
+    ({"parallel": {"context": "ulysses"}}, Layout(cp=2)),
+    ({"training": {"recompute": "full"}}, Layout(pp=2)),
+    ({"training": {"recompute": "selective"}}, Layout(cp=2)),
+    ({"training": {"determinism": "exact"}}, Layout(pp=2, dp_shard=2)),
+]
+
+
+@lru_cache
+def averaged_alone() -> list[StepMetrics]:
+    return train(job(training={"ema_decay": 0.9}), Layout())[0]
+
+
+@pytest.mark.parametrize(("sections", "layout"), STRATEGIES, ids=str)
+def test_every_strategy_evaluates_to_the_same(sections: dict[str, dict[str, Any]], layout: Layout) -> None:
+    """LOSS-04: the weights after each update, and their average."""
+    sections = sections | {"training": {"ema_decay": 0.9} | sections.get("training", {})}
+    metrics, _ = train(job(**sections), layout)
+    np.testing.assert_allclose(evaluations(metrics), evaluations(averaged_alone()), rtol=1e-5)
+    ours, theirs = (
+        [step.eval_loss_ema for step in steps if step.eval_loss_ema] for steps in (metrics, averaged_alone())
+    )
+    assert len(ours) == 3
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
 @pytest.mark.parametrize("training", [{"micro_batch": 1}, {"micro_batch": 4}, {"global_batch": 2}], ids=str)
 def test_accumulation_does_not_matter(training: dict[str, int]) -> None:
     """At the same weights; with a batch of two an evaluation takes four rounds of one micro-batch."""
