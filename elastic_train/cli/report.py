@@ -11,7 +11,7 @@ import yaml
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.config.training import TrainingConfig
+from elastic_train.planner.constraints import micro_batches_per_rank
 from elastic_train.planner.layouts import choose_layout
 
 
@@ -32,19 +32,17 @@ def summary(job: Job) -> Iterator[str]:
     for hosts in dict.fromkeys((job.hosts.max, job.hosts.min)):
         choice = choose_layout(job, hosts)
         yield f"on {hosts} host{'' if hosts == 1 else 's'}: layout {choice.layout} ({'; '.join(choice.reasons)})"
-        yield f"  {batch_equation(job.training, choice.layout)}"
+        yield f"  {batch_equation(job, choice.layout)}"
 
 
-def batch_equation(training: TrainingConfig, layout: Layout) -> str:
+def batch_equation(job: Job, layout: Layout) -> str:
     """How the user's global batch is cut, e.g. ``global_batch 8 = micro_batch 1 x accumulation 4 x data ranks 2``."""
-    ranks = layout.data_ranks
-    share, extra = divmod(training.slots, ranks)
-    if not extra:
-        return (
-            f"global_batch {training.global_batch} = micro_batch {training.micro_batch} x accumulation {share} "
-            f"x data ranks {ranks}"
-        )
+    training, ranks, count = job.training, layout.data_ranks, micro_batches_per_rank(job, layout)
+    padding = ranks * count - training.slots
+    batch = f"global_batch {training.global_batch} = micro_batch {training.micro_batch}"
+    if not padding:
+        return f"{batch} x accumulation {count} x data ranks {ranks}"
     return (
-        f"global_batch {training.global_batch} = micro_batch {training.micro_batch} x {training.slots} slots, uneven "
-        f"over data ranks {ranks}: {extra} with accumulation {share + 1}, {ranks - extra} with {share} + 1 padding"
+        f"{batch} x {training.slots} slots, over data ranks {ranks} with accumulation {count}: "
+        f"{padding} of {ranks * count} micro-batches are padding"
     )

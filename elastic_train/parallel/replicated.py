@@ -35,7 +35,7 @@ class Replicated:
             module.to(self._dtype).to_empty(device=mesh.device)
             module.tie()
         self.shards_are_cut = job.parallel.data in ("zero1", "zero2") and mesh.layout.shards > 1
-        self._groups = list(_bucket_members(stages, micro_batches_per_rank(job.training.slots, mesh.layout.data_ranks)))
+        self._groups = list(_bucket_members(stages, micro_batches_per_rank(job, mesh.layout)))
         self._cuts = [Cut(members, mesh.shard_group) if self.shards_are_cut else None for members in self._groups]
         # Exact sums catch every gradient before it gets to a parameter.
         caught = job.training.determinism == "exact"

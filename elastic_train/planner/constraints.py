@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 from elastic_train.config.data import DataConfig
@@ -18,11 +17,6 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
 
     ``tp`` need not divide ``vocab_size``: embedding and head are then cut unevenly, with some tokens for each rank.
     """
-    return lasting_problems(job, layout) + (_round_problems(job, layout) if layout.pp > 1 else [])
-
-
-def lasting_problems(job: Job, layout: Layout) -> list[str]:
-    """The violations that stay, whichever axes of ``layout`` are made larger: more data ranks may cure the others."""
     problems = _tensor_problems(job.model, job.data, layout) + _batch_problems(job.training, layout)
     problems += _data_problems(job, layout) + _float8_problems(job, layout) + _context_problems(job, layout)
     problems += _exact_problems(job, layout)
@@ -119,32 +113,13 @@ def _batch_problems(training: TrainingConfig, layout: Layout) -> list[str]:
 def _schedule_problems(job: Job, layout: Layout) -> list[str]:
     """Too few micro-batches for the schedule."""
     slots, ranks, name = job.training.slots, layout.data_ranks, job.parallel.pipeline
-    count = micro_batches_per_rank(slots, ranks)
+    count = -(-slots // ranks)
     if name == "gpipe" or ranks > slots or count >= layout.pp:
         return []
     return [
         f"{count} micro-batches per data rank ({slots} slots over {ranks}) are fewer than pp={layout.pp}; "
         f"pipeline={name} needs at least one per rank, gpipe does not"
     ]
-
-
-def _round_problems(job: Job, layout: Layout) -> list[str]:
-    """Numbers of micro-batches that the interleaved schedules cannot cut into equal rounds."""
-    slots, ranks, name = job.training.slots, layout.data_ranks, job.parallel.pipeline
-    count, pp = micro_batches_per_rank(slots, ranks), layout.pp
-    if name not in ("interleaved_1f1b", "zero_bubble") or count < pp or _fills_rounds(count, pp):
-        return []
-    below = next(other for other in range(count - 1, 0, -1) if _fills_rounds(other, pp))
-    above = next(other for other in itertools.count(count + 1) if _fills_rounds(other, pp))
-    return [
-        f"{count} micro-batches per data rank ({slots} slots over {ranks}) are not a multiple of {count // pp}, the "
-        f"rounds of pipeline={name} with pp={pp} ({count} // {pp}); nearest that work: {below}, {above}"
-    ]
-
-
-def _fills_rounds(micro_batches: int, pp: int) -> bool:
-    """torch's interleaved schedules run ``max(1, micro_batches // pp)`` rounds of equally many micro-batches."""
-    return micro_batches % max(1, micro_batches // pp) == 0
 
 
 def _stage_problems(job: Job, layout: Layout) -> list[str]:
@@ -193,6 +168,14 @@ def _exact_problems(job: Job, layout: Layout) -> list[str]:
     ]
 
 
-def micro_batches_per_rank(slots: int, data_ranks: int) -> int:
-    """Micro-batches that every data rank runs (the last ones may be padding): ``ceil(slots / data_ranks)``."""
-    return -(-slots // data_ranks)
+def micro_batches_per_rank(job: Job, layout: Layout) -> int:
+    """Micro-batches that every data rank runs in a step; those beyond its slots are padding.
+
+    ``ceil(slots / data ranks)``; torch's interleaved schedules run ``max(1, m // pp)`` rounds of equally many, so with
+    them the next number that makes equal rounds: 11 on pp=4 become 12.
+    """
+    count = -(-job.training.slots // layout.data_ranks)
+    if layout.pp > 1 and job.parallel.pipeline in ("interleaved_1f1b", "zero_bubble"):
+        while count % max(1, count // layout.pp):
+            count += 1
+    return count

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.config.parallel import ParallelConfig
-from elastic_train.config.training import TrainingConfig
-from elastic_train.planner.constraints import check_layout, lasting_problems, micro_batches_per_rank
+from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
 
 
 class NoLayout(Exception):
@@ -35,7 +34,7 @@ def choose_layout(job: Job, hosts: int) -> LayoutChoice:
     """
     parallel = job.parallel
     smallest = smallest_layout(parallel)
-    problems = lasting_problems(job, smallest)
+    problems = check_layout(job, smallest)
     if problems:
         raise NoLayout(f"no number of hosts can run layout {smallest}: {'; '.join(problems)}")
     if smallest.world_size > hosts:
@@ -45,9 +44,7 @@ def choose_layout(job: Job, hosts: int) -> LayoutChoice:
         valid = [layout for layout in layouts_of(parallel, world) if not check_layout(job, layout)]
         if valid:
             best = min(valid, key=lambda layout: _preference(parallel, layout))
-            return LayoutChoice(best, world, hosts - world, _reasons(parallel, best, hosts, job.training))
-    if problems := check_layout(job, smallest):
-        raise NoLayout(f"{_hosts(hosts)} cannot run this job; layout {smallest} neither: {'; '.join(problems)}")
+            return LayoutChoice(best, world, hosts - world, _reasons(job, best, hosts))
     raise NoLayout(f"{_hosts(hosts)} cannot run this job; {smallest.world_size} would do")
 
 
@@ -58,7 +55,7 @@ def _preference(parallel: ParallelConfig, layout: Layout) -> tuple[int, ...]:
 
 def check_job(job: Job) -> list[str]:
     """Why the job cannot run with its fixed axes or on ``hosts.min`` hosts; empty when it can."""
-    problems = lasting_problems(job, smallest_layout(job.parallel))
+    problems = check_layout(job, smallest_layout(job.parallel))
     if problems:
         return [f"parallel: {problem}" for problem in problems]
     try:
@@ -113,7 +110,8 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // factor for factor in small)})
 
 
-def _reasons(parallel: ParallelConfig, layout: Layout, hosts: int, training: TrainingConfig) -> list[str]:
+def _reasons(job: Job, layout: Layout, hosts: int) -> list[str]:
+    parallel = job.parallel
     fixed = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(parallel, axis) not in ("auto", 1)]
     free = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(parallel, axis) == "auto"]
     reasons = []
@@ -121,10 +119,9 @@ def _reasons(parallel: ParallelConfig, layout: Layout, hosts: int, training: Tra
         reasons.append(f"{', '.join(fixed)} given in the job file")
     if free:
         reasons.append(f"{', '.join(free)} chosen to use {layout.world_size} of {_hosts(hosts)}")
-    slots, ranks = training.slots, layout.data_ranks
-    if slots % ranks:
-        most = micro_batches_per_rank(slots, ranks)
-        reasons.append(f"{slots} slots over {ranks} data ranks: some run {most}, some {slots // ranks} and padding")
+    slots, ranks, count = job.training.slots, layout.data_ranks, micro_batches_per_rank(job, layout)
+    if padding := ranks * count - slots:
+        reasons.append(f"{slots} slots over {ranks} data ranks of {count} micro-batches each: {padding} are padding")
     if hosts > layout.world_size:
         reasons.append(f"{_hosts(hosts - layout.world_size)} kept as warm spares: no valid layout uses more")
     return reasons

@@ -122,7 +122,7 @@ class Engine:
             self._average = AveragedWeights(weights, job.training.ema_decay)
         self._copies = {name: self._replicas(name) for name in self._data.shards}
         self._slots = slots_of(self._mesh.data_rank, layout.data_ranks, job.training.slots)
-        self._micro_batches = micro_batches_per_rank(job.training.slots, layout.data_ranks)
+        self._micro_batches = micro_batches_per_rank(job, layout)
         self._loss = build_loss(job.model, self._mesh)
         self._pipeline = self._build_pipeline() if layout.pp > 1 else None
         for _, block in self._stages.blocks():

@@ -46,7 +46,7 @@ def test_the_global_batch_does_not_depend_on_the_layout(tmp_path: Path, axes: tu
 
 def test_uneven_slots_are_said(tmp_path: Path) -> None:
     text = dry_run(tmp_path, "hosts.max=3")
-    assert "8 slots, uneven over data ranks 3: 2 with accumulation 3, 1 with 2 + 1 padding" in text
+    assert "8 slots, over data ranks 3 with accumulation 3: 1 of 9 micro-batches are padding" in text
 
 
 @pytest.mark.parametrize("name", ["quickstart", "tiny"])

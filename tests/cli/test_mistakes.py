@@ -94,7 +94,6 @@ SENSELESS = [
     ("training.global_tokens=500", "8 x 32; nearest: 480, 512"),
     ("parallel.data=zero4", "parallel.data=zero4: must be 'ddp' or 'zero1' or 'zero2' or 'zero3' or 'hsdp'"),
     ("parallel.data=ddp parallel.dp_shard=2", "dp_shard=2 must be 1 with data=ddp"),
-    ("parallel.data=ddp parallel.dp_shard=auto", "dp_shard=auto must be 1 with data=ddp"),
     ("parallel.data=zero2 parallel.reshard_after_forward=true", "reshard_after_forward=true needs data=zero3 or hsdp"),
     ("parallel.data=ddp parallel.prefetch=0", "prefetch=0 needs data=zero3 or hsdp, not ddp"),
     ("parallel.prefetch=-1", "parallel.prefetch=-1: must be an integer of at least 0"),

@@ -53,12 +53,12 @@ CHOICES = [
     (7, ("parallel.cp=auto",), Layout(dp_shard=7), 0),
     # 8 slots over 3 data ranks are 3 micro-batches: with four stages too few, so one data rank is left
     (15, ("parallel.pp=4",), Layout(pp=4, dp_shard=2), 7),
-    # 10 slots, interleaved, pp=2: 10 // 3 = 4 and 2 micro-batches fill rounds of two, 10 / 2 = 5 does not
+    # 10 slots, interleaved, pp=2: on two data ranks five micro-batches become six, three rounds of two
     *(
         (hosts, ("parallel.pp=2", "parallel.pipeline=interleaved_1f1b", "training.global_batch=10"), layout, spares)
         for hosts, layout, spares in [
             (3, Layout(pp=2), 1),
-            (5, Layout(pp=2), 3),
+            (5, Layout(pp=2, dp_shard=2), 1),
             (7, Layout(pp=2, dp_shard=3), 1),
             (9, Layout(pp=2, dp_shard=4), 1),
         ]
@@ -101,13 +101,14 @@ def test_violated_constraints_are_told_whatever_the_hosts() -> None:
         choose(64, "parallel.tp=4")
 
 
-def test_more_data_ranks_may_make_equal_rounds() -> None:
-    """11 slots, pp=4: one data rank would have 11 micro-batches in 2 rounds, two have 6 in one."""
+def test_equal_rounds_are_filled_with_padding() -> None:
+    """11 slots, pp=4, interleaved: 12 micro-batches on one data rank, 6 each on two."""
     options = ("parallel.pp=4", "parallel.pipeline=interleaved_1f1b", "model.num_hidden_layers=8")
     slots = ("training.global_batch=11", "training.micro_batch=1")
-    assert choose(8, *options, *slots).layout == Layout(pp=4, dp_shard=2)
-    with pytest.raises(NoLayout, match="4 hosts cannot run this job; layout pp4 neither: 11 micro-batches"):
-        choose(4, *options, *slots)
+    one, two = (choose(hosts, *options, *slots) for hosts in (4, 8))
+    assert (one.layout, two.layout) == (Layout(pp=4), Layout(pp=4, dp_shard=2))
+    assert one.reasons[-1] == "11 slots over 1 data ranks of 12 micro-batches each: 1 are padding"
+    assert two.reasons[-1] == "11 slots over 2 data ranks of 6 micro-batches each: 1 are padding"
 
 
 def test_uneven_slots_are_said() -> None:
