@@ -33,8 +33,9 @@ def numbers(length: int, heads: int, seed: int) -> Tensor:
 
 
 def reference(q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, seen_BTS: Tensor) -> Tensor:
-    """Query head i uses key/value head i // 4."""
-    k_BHSE, v_BHSE = (x.repeat_interleave(4, dim=1) for x in (k_BHSE, v_BHSE))
+    """Query head i uses key/value head i // (query heads / key/value heads)."""
+    group = q_BHTE.shape[1] // k_BHSE.shape[1]
+    k_BHSE, v_BHSE = (x.repeat_interleave(group, dim=1) for x in (k_BHSE, v_BHSE))
     scores = q_BHTE @ k_BHSE.transpose(2, 3) / math.sqrt(8)
     weights = torch.exp(scores - scores.amax(dim=3, keepdim=True)) * seen_BTS[:, None]
     return weights / weights.sum(dim=3, keepdim=True) @ v_BHSE
