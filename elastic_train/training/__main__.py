@@ -87,4 +87,8 @@ def _run(engine: Engine, job: Job, source: HfFolder | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No interpreter shutdown: now and then a thread of a process group is still there, and aborts what is done.
+    os._exit(code)
