@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from elastic_train.config.layout import Layout
 from elastic_train.config.operation import StorageConfig
 from elastic_train.model.hf_folder import open_hf_folder
 from elastic_train.parallel.shard import LocalShard
+from elastic_train.storage.errors import StorageError
 from elastic_train.training import pretrained
 from elastic_train.training.pretrained import load_pretrained
 from tests.checkpoint.states import State, emptied, even_layout, random_layout, same
@@ -128,10 +130,15 @@ def test_a_stored_head_that_differs_from_the_tied_embedding_is_refused(
         load_pretrained(open_hf_folder(folder), emptied(state))
 
 
-def test_an_empty_shard_reads_nothing(folders: dict[str, Path]) -> None:
-    folder = open_hf_folder(str(folders["llama"]))
-    shard = LocalShard(torch.empty(0, 64), (301, 64), (301, 0))
-    load_pretrained(folder, {"model.embed_tokens.weight": shard})
+def test_an_empty_shard_reads_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
+    """The weights are gone by then: reading them fails."""
+    folder = open_hf_folder(str(shutil.copytree(folders["llama"], tmp_path / "gone")))
+    for file in (tmp_path / "gone").glob("*.safetensors"):
+        file.unlink()
+    empty, full = (LocalShard(torch.empty(rows, 64), (301, 64), (301 - rows, 0)) for rows in (0, 1))
+    load_pretrained(folder, {"model.embed_tokens.weight": empty})
+    with pytest.raises(StorageError, match="safetensors"):
+        load_pretrained(folder, {"model.embed_tokens.weight": full})
 
 
 @pytest.mark.slow
