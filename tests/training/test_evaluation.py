@@ -129,6 +129,7 @@ def averaged_alone() -> list[StepMetrics]:
     return train(job(training={"ema_decay": 0.9}), Layout())[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sections", "layout"), STRATEGIES, ids=str)
 def test_every_strategy_evaluates_to_the_same(sections: dict[str, dict[str, Any]], layout: Layout) -> None:
     """LOSS-04: the weights after each update, and their average."""

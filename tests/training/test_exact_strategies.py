@@ -145,6 +145,7 @@ def trained(run: tuple[Job, Layout], *, more: bool = False) -> Bits:
     return trained_by(layout.world_size, more)[repr(made), layout]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_three_steps_and_two_evaluations_have_the_same_bits(row: Row) -> None:
     """Losses, norms, evaluations, and the SHA-256 of every weight, moment and average."""
@@ -157,6 +158,7 @@ def test_more_rows_have_the_same_bits(row: Row) -> None:
     assert trained(row.run, more=True) == trained(row.truth, more=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(0, len(EVALUATED), 2))
 def test_an_evaluation_changes_no_bit(index: int) -> None:
     """Nor does it go unnoticed: its losses are among the bits."""

@@ -52,6 +52,7 @@ def smallest(optimizer: str, data: str, layout: Layout) -> Job:
     return job_with_optimizer(optimizer, **sections, parallel={"data": data})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "data", "layout"), SMALLEST, ids=str)
 def test_the_smallest_model_with_empty_shards(optimizer: str, data: str, layout: Layout) -> None:
     expected = run(smallest(optimizer, "zero3", layout), Layout(), 3)

@@ -59,6 +59,7 @@ def test_state_has_one_tensor_per_matrix_of_a_block() -> None:
     assert len(state) == 2 * 4 * 7 + 3 * (4 * 2 + 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "layout"),
     [
