@@ -114,7 +114,9 @@ class Engine:
         self._mesh = ParallelMesh(layout, rank, self._device)
         parallel = parallelize(job=job, mesh=self._mesh)
         self._stages, self._data = parallel.stages, parallel.data
-        self._exact = self._catch_gradients() if job.training.determinism == "exact" else None
+        self._exact: ExactGradients | None = None
+        if job.training.determinism == "exact":
+            self._exact = ExactGradients(self._stages, self._data, self._mesh, slots=job.training.slots)
         self._optimizer = build_optimizer(self._data.shards, job, self._mesh, cut=self._data.shards_are_cut)
         self._average: AveragedWeights | None = None
         if job.training.ema_decay is not None:
@@ -325,9 +327,6 @@ class Engine:
         if not losses or self._mesh.place.tp:
             return torch.zeros((), dtype=torch.float64, device=self._device)
         return torch.stack(losses).double().sum()
-
-    def _catch_gradients(self) -> ExactGradients:
-        return ExactGradients(self._stages, self._data, self._mesh, slots=self._job.training.slots)
 
     def _replicas(self, name: str) -> int:
         """How many ranks hold the same part of parameter ``name``."""

@@ -16,7 +16,6 @@ from elastic_train.config.layout import Layout
 from tests.training.runs import Run, assert_same_steps, run
 from tests.training.synthetic import small_job
 
-TOLERANCE = 1e-5
 STEPS = 3
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -155,4 +154,4 @@ def compare(actual: Run, expected: Run) -> None:
     assert actual.before.keys() == expected.before.keys()
     for name, value in expected.before.items():
         np.testing.assert_array_equal(actual.before[name], value, err_msg=name)
-    assert_same_steps(actual, expected, TOLERANCE)
+    assert_same_steps(actual, expected)
