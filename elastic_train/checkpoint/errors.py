@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class CheckpointError(RuntimeError):
@@ -40,6 +40,10 @@ class Damage:
     expected: str
     actual: str
 
+    def of(self, tensor: str) -> Damage:
+        """The same, with the tensor that it is of."""
+        return replace(self, tensor=tensor)
+
     def __str__(self) -> str:
         place = f"object {self.object}, bytes {self.byte_offset} to {self.byte_offset + self.nbytes}"
         tensor = f" (tensor {self.tensor})" if self.tensor else ""
@@ -52,3 +56,7 @@ class DamagedChunk(CheckpointError):
     def __init__(self, damage: Damage) -> None:
         self.damage = damage
         super().__init__(str(damage))
+
+
+class Fenced(CheckpointError):
+    """Somebody else has taken over this job: what the caller wanted to write or delete is no longer its to decide."""

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from elastic_train.checkpoint.catalog import load_manifest
 from elastic_train.checkpoint.description import union_volume
 from elastic_train.checkpoint.errors import CheckpointError, RestoreError
 from elastic_train.checkpoint.hf_source import HfSource, kept_source
 from elastic_train.checkpoint.hf_weights import SavedTensor, write_weights
-from elastic_train.checkpoint.manifest import Manifest, TensorRecord, load_manifest
+from elastic_train.checkpoint.manifest import Manifest, TensorRecord
 from elastic_train.config.hf import hf_config, hf_shapes
 from elastic_train.config.model import ModelConfig
 from elastic_train.data import manifest as data_manifest
@@ -46,7 +47,7 @@ def export_hf(
     its dtype there. Another job's model is float32, with the tokenizer of the prepared data set ``data``. ``dtype``
     ("bfloat16") is another choice. ``ema``: the averaged weights. Weight files hold up to ``shard_bytes`` bytes (a
     single larger tensor gets a file of its own). ``progress`` is called after each tensor with its name and bytes.
-    Memory: a few blocks of ``hf_weights.BLOCK_BYTES``. ``out`` appears only when it is complete.
+    Memory: a few blocks of ``hf_weights.READ_BYTES``. ``out`` appears only when it is complete.
 
     Raises CheckpointError when there is no such checkpoint, its parameters are not those of its model, or ``out`` is
     not empty; DamagedChunk when bytes in storage are not what the manifest says.
@@ -69,7 +70,7 @@ def export_hf(
     try:
         for name, content in _small_files(model, source, data, dtype).items():
             (partial / name).write_bytes(content)
-        write_weights(partial, store, tensors, shard_bytes, progress)
+        write_weights(partial, store, tensors, manifest.block_bytes, shard_bytes, progress)
         os.replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
-from elastic_train.checkpoint.errors import CheckpointError, Damage, DamagedChunk
+from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.checkpoint.manifest import ChunkRecord, TensorRecord
-from elastic_train.checkpoint.sources import ObjectSource
+from elastic_train.checkpoint.verified import read_verified
 from elastic_train.model.hf_folder import INDEX, SINGLE
 from elastic_train.storage.safetensors_header import DTYPE_BYTES, header_bytes
 from elastic_train.storage.store import Store
 
-BLOCK_BYTES = 4 * 2**20
+READ_BYTES = 16 * 2**20
 """Read, converted and written at a time, unless one row is larger."""
 
 Bytes = npt.NDArray[np.uint8]
@@ -43,12 +42,14 @@ def write_weights(
     out: Path,
     store: Store,
     tensors: Mapping[str, SavedTensor],
+    block_bytes: int,
     shard_bytes: int,
     progress: Callable[[str, int], None],
 ) -> None:
     """Write ``tensors`` (by HF name) into files of up to ``shard_bytes`` in folder ``out``; of several, an index too.
 
-    Every chunk is read once and checked. Raises DamagedChunk; CheckpointError for a value that a dtype cannot hold.
+    ``block_bytes`` is the manifest's. Every chunk is checked. Raises DamagedChunk; CheckpointError for a value that
+    a dtype cannot hold.
     """
     files = list(_split(tensors, shard_bytes))
     weight_map: dict[str, str] = {}
@@ -61,7 +62,7 @@ def write_weights(
             file.flush()
             begin = len(header)
             for name in names:
-                _write_tensor(file.fileno(), begin, store, name, tensors[name])
+                _write_tensor(file.fileno(), begin, store, name, tensors[name], block_bytes)
                 begin += tensors[name].nbytes
                 progress(name, tensors[name].nbytes)
     if len(files) > 1:
@@ -85,7 +86,7 @@ def _split(tensors: Mapping[str, SavedTensor], shard_bytes: int) -> Iterator[lis
     yield names
 
 
-def _write_tensor(file: int, begin: int, store: Store, name: str, tensor: SavedTensor) -> None:
+def _write_tensor(file: int, begin: int, store: Store, name: str, tensor: SavedTensor, block_bytes: int) -> None:
     """Write all chunks of ``tensor`` to their places in ``file``, where the tensor begins at byte ``begin``."""
     item = DTYPE_BYTES[tensor.dtype]
     pitch = item * math.prod(tensor.record.shape[1:])
@@ -93,7 +94,7 @@ def _write_tensor(file: int, begin: int, store: Store, name: str, tensor: SavedT
         columns = math.prod(chunk.sizes[1:])
         column = chunk.offsets[1] if len(chunk.offsets) > 1 else 0
         row = chunk.offsets[0]
-        for values in _verified_rows(store, tensor.key, chunk, columns):
+        for values in _rows(store, tensor.key, chunk, block_bytes, columns):
             data = _narrowed(values, tensor.dtype, name)
             place = begin + row * pitch + column * item
             if columns * item == pitch:
@@ -104,19 +105,15 @@ def _write_tensor(file: int, begin: int, store: Store, name: str, tensor: SavedT
             row += len(data)
 
 
-def _verified_rows(store: Store, key: str, chunk: ChunkRecord, columns: int) -> Iterator[npt.NDArray[np.float32]]:
-    """The chunk as float32 [rows, columns], a block at a time. Its checksum is known to be right after the last one."""
-    source = ObjectSource(store, chunk.object)
-    digest = xxhash.xxh3_64()
+def _rows(
+    store: Store, key: str, chunk: ChunkRecord, block_bytes: int, columns: int
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The chunk as float32 [rows, columns], some rows at a time, each checked."""
     row = 4 * columns
-    step = max(row, BLOCK_BYTES // row * row)
+    step = max(row, READ_BYTES // row * row)
     for begin in range(0, chunk.nbytes, step):
-        held = source.read(chunk.byte_offset + begin, min(step, chunk.nbytes - begin))
-        digest.update(held.data)
+        held = read_verified(store, key, chunk, block_bytes, begin, min(begin + step, chunk.nbytes))
         yield held.view(np.float32).reshape(-1, columns)
-    if digest.hexdigest() != chunk.xxh3:
-        place = chunk.object, key, chunk.byte_offset, chunk.nbytes
-        raise DamagedChunk(Damage(*place, f"xxh3 {chunk.xxh3}", f"xxh3 {digest.hexdigest()}"))
 
 
 def _write_at(file: int, place: int, data: npt.NDArray[np.generic]) -> None:

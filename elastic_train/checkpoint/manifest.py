@@ -1,7 +1,9 @@
 """The manifest of a checkpoint, and the one act that makes a checkpoint exist: creating it, last and only once.
 
-Objects lie in ``checkpoints/step-00000050-g3/``, a prefix of this step and generation alone; the manifest is
-``checkpoints/step-00000050.json``. Whatever no manifest names does not count. All paths are relative to the job folder.
+Objects lie in ``checkpoints/step-00000050-g3-7f21c09a/``, a prefix of this step, generation and coordinator alone; the
+manifest is ``checkpoints/step-00000050-c2.json``, where 2 is the number of the coordinator's claim (``claims``).
+Whatever no manifest names does not count, and a manifest does not count either when a later claim did not build on it.
+All paths are relative to the job folder.
 """
 
 from __future__ import annotations
@@ -12,14 +14,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
+import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from elastic_train.checkpoint.checksums import Checksums, block_count
 from elastic_train.checkpoint.errors import CheckpointError
-from elastic_train.storage.errors import AlreadyExists, NotFound
+from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Store
 
 FOLDER = "checkpoints/"
-_MANIFEST = re.compile(r"checkpoints/step-(\d+)\.json")
+_MANIFEST = re.compile(r"checkpoints/step-(\d+)-c(\d+)\.json")
 _ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)(?:-[0-9a-f]+)?/.+")
 
 Count = Annotated[int, Field(ge=0)]
@@ -30,14 +34,18 @@ class _Record(BaseModel):
 
 
 class ChunkRecord(_Record):
-    """A box of a tensor in an object: ``offsets`` and ``sizes`` in elements, byte range, xxh3 (16 hex digits)."""
+    """A box of a tensor in an object: ``offsets`` and ``sizes`` in elements, byte range, xxh3 of each of its blocks."""
 
     offsets: tuple[Count, ...]
     sizes: tuple[Count, ...]
     object: str
     byte_offset: Count
     nbytes: Count
-    xxh3: str
+    xxh3: tuple[str, ...]
+
+    def checksums(self, block_bytes: int) -> Checksums:
+        """``block_bytes`` is the manifest's."""
+        return Checksums(block_bytes, self.nbytes, self.xxh3)
 
 
 class TensorRecord(_Record):
@@ -57,18 +65,26 @@ class UploadedObject(_Record):
 
 
 class Manifest(_Record):
-    """A committed checkpoint: the state after ``step``. ``objects`` maps paths to exact sizes in bytes."""
+    """A committed checkpoint: the state after ``step``.
 
-    format_version: Literal[1] = 1
+    ``objects`` maps paths to exact sizes in bytes; ``block_bytes`` is the length of the blocks that have checksums;
+    ``created`` is in seconds since the epoch; ``metrics`` has what is known of the step, such as ``loss``.
+    """
+
+    format_version: Literal[2] = 2
     step: Count
-    cursor: Count
+    claim: Count
     generation: Count
+    cursor: Count
+    created: Annotated[float, Field(ge=0)]
     seed: Count
     layout: dict[str, int]
     config_digest: str
     data_digest: str
     model: dict[str, object]
+    metrics: dict[str, float]
     versions: dict[str, str]
+    block_bytes: Annotated[int, Field(gt=0)]
     objects: dict[str, Count]
     tensors: dict[str, TensorRecord]
 
@@ -84,49 +100,67 @@ class Manifest(_Record):
                     raise ValueError(f"a chunk of {key} has not the {len(record.shape)} dims of its tensor")
                 if chunk.byte_offset + chunk.nbytes > self.objects.get(chunk.object, 0):
                     raise ValueError(f"a chunk of {key} lies outside object {chunk.object}")
+                if len(chunk.xxh3) != block_count(chunk.nbytes, self.block_bytes):
+                    raise ValueError(f"a chunk of {key} has {len(chunk.xxh3)} checksums for {chunk.nbytes} bytes")
         return self
 
     @property
-    def path(self) -> str:
-        return manifest_path(self.step)
+    def id(self) -> CheckpointId:
+        return CheckpointId(self.step, self.claim)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all objects."""
+        return sum(self.objects.values())
 
     def to_json(self) -> bytes:
-        """Compact, with sorted keys: equal manifests are equal bytes."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        """Compact, with sorted keys (equal manifests are equal bytes), and the xxh3 of it all at the end."""
+        body = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        return _OPENING + body + _closing(body)
 
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
-        """Raises CheckpointError for anything that is not a manifest of this format."""
+        """Raises CheckpointError for anything that is not a manifest of this format, to the last bit."""
+        body = text[len(_OPENING) : -len(_closing(b""))]
+        if text != _OPENING + body + _closing(body):
+            raise CheckpointError(f"not a whole manifest: its {len(text)} bytes do not have the checksum at their end")
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise CheckpointError(f"not a manifest of format 1: {place} {first['msg']}") from error
+            raise CheckpointError(f"not a manifest of format 2: {place} {first['msg']}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """``created`` says whether this call made the checkpoint; ``manifest`` is the one that counts from now on."""
-
-    created: bool
-    manifest: Manifest
+_OPENING = b'{"manifest":'
 
 
-def manifest_path(step: int) -> str:
-    """``checkpoints/step-00000050.json``."""
-    return f"{FOLDER}step-{step:08d}.json"
+def _closing(body: bytes) -> bytes:
+    return b',"xxh3":"' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}'
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointId:
+    """Which checkpoint: the step, and the claim of the coordinator that committed it."""
+
+    step: int
+    claim: int
+
+    @property
+    def path(self) -> str:
+        """``checkpoints/step-00000050-c2.json``."""
+        return f"{FOLDER}step-{self.step:08d}-c{self.claim}.json"
+
+    @classmethod
+    def of(cls, path: str) -> CheckpointId | None:
+        """Of a manifest's path; None for any other object."""
+        match = _MANIFEST.fullmatch(path)
+        return cls(int(match[1]), int(match[2])) if match else None
 
 
 def object_path(step: int, generation: int, rank: int, attempt: str = "") -> str:
     """``checkpoints/step-00000050-g3-7f21c09a/rank-00002.bin``; ``attempt`` is hexadecimal digits or nothing."""
     return f"{FOLDER}step-{step:08d}-g{generation}{attempt and '-' + attempt}/rank-{rank:05d}.bin"
-
-
-def manifest_step(path: str) -> int | None:
-    """The step of a manifest's path; None for any other object."""
-    match = _MANIFEST.fullmatch(path)
-    return int(match[1]) if match else None
 
 
 def attempt_of(path: str) -> tuple[int, int] | None:
@@ -151,38 +185,15 @@ def merge(uploads: Iterable[UploadedObject]) -> tuple[dict[str, TensorRecord], d
     return tensors, objects
 
 
-def commit(store: Store, manifest: Manifest) -> Commit:
-    """Makes the checkpoint exist. Of several callers at once exactly one gets ``created``.
-
-    When the step is committed already, what is there stays: committing the same again, also after a lost answer, does
-    no harm, and another attempt's objects are left for retention to remove.
-    """
-    try:
-        store.create(manifest.path, manifest.to_json())
-    except AlreadyExists:
-        there = load_manifest(store, manifest.step)
-        return Commit(False, there)
-    return Commit(True, manifest)
-
-
-def list_checkpoints(store: Store) -> list[int]:
-    """Steps that have a manifest, in numeric order (999 before 1000)."""
-    steps = (manifest_step(entry.path) for entry in store.list(f"{FOLDER}step-"))
-    return sorted(step for step in steps if step is not None)
-
-
-def load_manifest(store: Store, step: int) -> Manifest:
-    """The manifest of ``step``. Raises CheckpointError, naming the object, when there is none or it is unreadable."""
-    path = manifest_path(step)
+def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
+    """Raises CheckpointError, naming the object, when it is not there or not to be read."""
+    path = checkpoint.path
     try:
         manifest = Manifest.from_json(store.read(path))
     except NotFound as error:
-        steps = ", ".join(str(step) for step in list_checkpoints(store)) or "none"
-        raise CheckpointError(
-            f"step {step} has no committed checkpoint: {path} is missing in {store.uri}; committed steps: {steps}"
-        ) from error
+        raise CheckpointError(f"{path} is missing in {store.uri}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path} in {store.uri} is {error}") from error
-    if manifest.step != step:
-        raise CheckpointError(f"{path} in {store.uri} says it is of step {manifest.step}")
+    if manifest.id != checkpoint:
+        raise CheckpointError(f"{path} in {store.uri} says it is of step {manifest.step} and claim {manifest.claim}")
     return manifest

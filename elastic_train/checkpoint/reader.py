@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import xxhash
 
 from elastic_train.checkpoint.capture import dtype_of
+from elastic_train.checkpoint.checksums import Checksums
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.checkpoint.errors import CheckpointError, Damage, DamagedChunk, RestoreError
 from elastic_train.checkpoint.plan import Need, Piece, plan
@@ -28,11 +28,11 @@ GAP_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Saved chunks and where their bytes are. ``checksums`` (xxh3 hex, one per chunk) are those of a manifest."""
+    """Saved chunks and where their bytes are. ``checksums`` (one per chunk) are those of a manifest."""
 
     description: Description
     source: ChunkSource
-    checksums: Sequence[str] | None = None
+    checksums: Sequence[Checksums] | None = None
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One needed chunk of the chosen part: the byte range that holds all its pieces."""
+    """One needed chunk of the chosen part: the byte range that holds all its pieces, in whole blocks of a manifest."""
 
     need: Need
     part: int
@@ -114,7 +114,9 @@ def _choose(
         for need, copies in group:
             p, c = copies[(done * len(copies) // total + rank) % len(copies)]
             chunk = _chunk(parts, (p, c))
-            begin, end = (0, chunk.nbytes) if parts[p].checksums else _byte_range(chunk, need.pieces)
+            begin, end = _byte_range(chunk, need.pieces)
+            if (checksums := parts[p].checksums) is not None:
+                begin, end = checksums[c].widen(begin, end)
             reads.append(_Read(need, p, c, chunk.byte_offset + begin, chunk.byte_offset + end))
             done += chunk.nbytes
     return reads
@@ -196,7 +198,7 @@ def _do_run(state: Mapping[str, LocalShard], part: Part, run: list[_Read]) -> li
         if len(run) > 1:  # one by one, to find which chunks it is
             return [failure for read in run for failure in _do_run(state, part, [read])]
         chunk = part.description.chunks[run[0].index]
-        return [(run[0], DamagedChunk(replace(error.damage, tensor=chunk.key)))]
+        return [(run[0], DamagedChunk(error.damage.of(chunk.key)))]
     except CheckpointError as error:
         return [(read, error) for read in run]
     failed: list[tuple[_Read, CheckpointError]] = []
@@ -220,12 +222,13 @@ def _damage(part: Part, read: _Read, held: npt.NDArray[np.uint8]) -> Damage | No
     """None when the bytes have the checksum of the manifest, or none is known (images; hosts check their own)."""
     if part.checksums is None:
         return None
-    expected, actual = part.checksums[read.index], xxhash.xxh3_64_hexdigest(held.data)
-    if actual == expected:
+    chunk = part.description.chunks[read.index]
+    wrong = next(part.checksums[read.index].wrong(read.begin - chunk.byte_offset, held.data), None)
+    if wrong is None:
         return None
+    begin, end, expected, actual = wrong
     name = part.source.path if isinstance(part.source, ObjectSource) else part.source.kind
-    key = part.description.chunks[read.index].key
-    return Damage(name, key, read.begin, read.end - read.begin, f"xxh3 {expected}", f"xxh3 {actual}")
+    return Damage(name, chunk.key, chunk.byte_offset + begin, end - begin, f"xxh3 {expected}", f"xxh3 {actual}")
 
 
 def _target(shard: LocalShard, piece: Piece) -> torch.Tensor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from elastic_train.checkpoint.checksums import Checksums
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk
-from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.manifest import CheckpointId, Manifest
 from elastic_train.checkpoint.reader import Part, Restored, restore
 from elastic_train.checkpoint.sources import ObjectSource
 from elastic_train.checkpoint.verify import choose_checkpoint
@@ -25,15 +26,15 @@ class Loaded:
 
 
 def parts_of(store: Store, manifest: Manifest) -> list[Part]:
-    """One part per object of the checkpoint; every chunk has its checksum, so ``restore`` verifies what it reads."""
+    """One part per object of the checkpoint; every chunk has its checksums, so ``restore`` verifies what it reads."""
     chunks: dict[str, list[Chunk]] = {path: [] for path in manifest.objects}
-    checksums: dict[str, list[str]] = {path: [] for path in manifest.objects}
+    checksums: dict[str, list[Checksums]] = {path: [] for path in manifest.objects}
     for key, record in manifest.tensors.items():
         for chunk in record.chunks:
             chunks[chunk.object].append(
                 Chunk(key, record.dtype, record.shape, chunk.offsets, chunk.sizes, chunk.byte_offset, chunk.nbytes)
             )
-            checksums[chunk.object].append(chunk.xxh3)
+            checksums[chunk.object].append(chunk.checksums(manifest.block_bytes))
     return [
         Part(Description(tuple(chunks[path]), nbytes), ObjectSource(store, path), checksums[path])
         for path, nbytes in manifest.objects.items()
@@ -55,13 +56,13 @@ def restore_from_checkpoint(
     checkpoints and none of them can be loaded; the sentence lists why.
     """
     damaged: list[str] = []
-    excluded: set[int] = set()
+    excluded: set[CheckpointId] = set()
     while True:
         chosen = choose_checkpoint(store, "sizes", step, excluded)
         refused = damaged + chosen.refused
         manifest = chosen.manifest
         if manifest is None:
-            if excluded or chosen.refused_steps:
+            if excluded or chosen.refused_ids:
                 raise CheckpointError(f"no checkpoint in {store.uri} can be loaded: " + "; ".join(refused))
             return None
         try:
@@ -70,6 +71,6 @@ def restore_from_checkpoint(
             if step is not None:
                 raise
             damaged.append(f"the checkpoint of step {manifest.step} is damaged: {error}")
-            excluded.add(manifest.step)
+            excluded.add(manifest.id)
             continue
         return Loaded(manifest, restored, refused)

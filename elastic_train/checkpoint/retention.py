@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from elastic_train.checkpoint.catalog import read_catalog
 from elastic_train.checkpoint.errors import CheckpointError
-from elastic_train.checkpoint.manifest import FOLDER, Manifest, attempt_of, load_manifest, manifest_path, manifest_step
+from elastic_train.checkpoint.manifest import FOLDER, CheckpointId, Manifest, attempt_of, read_manifest
 from elastic_train.checkpoint.verify import wrong_sizes
 from elastic_train.storage.store import Store
 
@@ -27,30 +28,30 @@ def keep_last(store: Store, keep: int) -> Removed:
     """
     if keep < 1:
         raise ValueError(f"keep={keep} must be at least 1")
-    entries = store.list(f"{FOLDER}step-")
-    steps = sorted(step for entry in entries if (step := manifest_step(entry.path)) is not None)
-    manifests: dict[int, Manifest] = {}
-    for step in steps:
+    catalog = read_catalog(store)
+    entries, committed = catalog.entries, catalog.committed
+    manifests: dict[CheckpointId, Manifest] = {}
+    for checkpoint in committed:
         try:
-            manifests[step] = load_manifest(store, step)
+            manifests[checkpoint] = read_manifest(store, checkpoint)
         except CheckpointError:
             continue  # unreadable: it neither counts as kept nor says which objects are its own
-    good = [step for step, manifest in manifests.items() if not wrong_sizes(manifest, entries)]
+    good = [checkpoint for checkpoint, manifest in manifests.items() if not wrong_sizes(manifest, entries)]
     removed = Removed()
     if not good:
         return removed
     oldest_kept = good[-keep:][0]
     deleted: set[str] = set()
-    for step in [step for step in manifests if step < oldest_kept]:
+    for checkpoint in [checkpoint for checkpoint in manifests if checkpoint < oldest_kept]:
         # The manifest goes first: a crash in between leaves objects nobody believes in, not a checkpoint with holes.
-        store.delete(manifest_path(step))
-        gone = manifests.pop(step).objects
+        store.delete(checkpoint.path)
+        gone = manifests.pop(checkpoint).objects
         removed.objects += _delete(store, gone)
         deleted.update(gone)
-        removed.steps.append(step)
+        removed.steps.append(checkpoint.step)
     named = deleted.union(*(manifest.objects for manifest in manifests.values()))
     newest = manifests[good[-1]]
-    unreadable = set(steps) - set(manifests) - set(removed.steps)
+    unreadable = {checkpoint.step for checkpoint in committed if checkpoint not in manifests} - set(removed.steps)
     dead = [
         entry.path
         for entry in entries
@@ -64,15 +65,15 @@ def keep_last(store: Store, keep: int) -> Removed:
     return removed
 
 
-def set_aside(store: Store, step: int) -> str:
+def set_aside(store: Store, checkpoint: CheckpointId) -> str:
     """Takes the manifest of a refused checkpoint out of the way, so that the step can be committed anew.
 
     Without this the run that falls back before ``step`` would find the step taken when it gets there again. The
     manifest is kept under another name, which is returned; its objects stay for whoever wants to look at them.
     """
-    aside = f"{FOLDER}refused/step-{step:08d}.json"
-    store.write(aside, [store.read(manifest_path(step))])
-    store.delete(manifest_path(step))
+    aside = checkpoint.path.replace(FOLDER, f"{FOLDER}refused/", 1)
+    store.write(aside, [store.read(checkpoint.path)])
+    store.delete(checkpoint.path)
     return aside
 
 

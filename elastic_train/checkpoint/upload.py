@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-import xxhash
-
+from elastic_train.checkpoint.checksums import BlockHasher
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.checkpoint.image import Image
 from elastic_train.checkpoint.manifest import ChunkRecord, TensorRecord, UploadedObject
@@ -56,7 +55,7 @@ def upload_image(
     """
     image.require(step)
     chunks = [description.chunks[index] for index in chunk_indices]
-    digests: list[str] = []
+    digests: list[tuple[str, ...]] = []
     if chunks:
         store.write(path, _pieces(image, chunks, digests), size_hint=sum(chunk.nbytes for chunk in chunks))
     image.require(step)
@@ -72,13 +71,13 @@ def upload_image(
     return UploadedObject(path=path, nbytes=end, tensors=tensors)
 
 
-def _pieces(image: Image, chunks: Sequence[Chunk], digests: list[str]) -> Iterator[memoryview]:
-    """The bytes of ``chunks``; adds the checksum of each to ``digests`` as it is read, so that memory is read once."""
+def _pieces(image: Image, chunks: Sequence[Chunk], digests: list[tuple[str, ...]]) -> Iterator[memoryview]:
+    """The bytes of ``chunks``; adds the checksums of each to ``digests`` as it is read, so that memory is read once."""
     for chunk in chunks:
-        digest = xxhash.xxh3_64()
+        hasher = BlockHasher()
         end = chunk.byte_offset + chunk.nbytes
         for begin in range(chunk.byte_offset, end, WRITE_BYTES):
             piece = image.data[begin : min(begin + WRITE_BYTES, end)].data
-            digest.update(piece)
+            hasher.update(piece)
             yield piece
-        digests.append(digest.hexdigest())
+        digests.append(hasher.digests())

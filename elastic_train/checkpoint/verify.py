@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
-import xxhash
-
+from elastic_train.checkpoint.catalog import read_catalog
 from elastic_train.checkpoint.errors import CheckpointError, Damage, DamagedChunk, SourceError
-from elastic_train.checkpoint.manifest import FOLDER, ChunkRecord, Manifest, attempt_of, load_manifest, manifest_step
+from elastic_train.checkpoint.manifest import FOLDER, CheckpointId, ChunkRecord, Manifest, read_manifest
 from elastic_train.checkpoint.sources import ObjectSource
+from elastic_train.checkpoint.verified import read_verified
 from elastic_train.storage.store import Entry, Store
 
 Depth = Literal["sizes", "full"]
 """``sizes``: every object is there with its exact size (one LIST). ``full``: every chunk has its checksum."""
 READ_BYTES = 16 * 2**20
-"""Chunks are read together up to this size."""
+"""Read at once, unless a block is larger: neighbouring chunks together, a large chunk in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,48 +26,46 @@ class Chosen:
 
     manifest: Manifest | None
     refused: list[str] = field(default_factory=list)
-    refused_steps: list[int] = field(default_factory=list)
+    refused_ids: list[CheckpointId] = field(default_factory=list)
 
 
 def choose_checkpoint(
-    store: Store, verify: Depth = "sizes", step: int | None = None, exclude: Collection[int] = ()
+    store: Store, verify: Depth = "sizes", step: int | None = None, exclude: Collection[CheckpointId] = ()
 ) -> Chosen:
-    """The newest checkpoint that is whole and not of a step in ``exclude``, or exactly ``step``.
+    """The newest checkpoint that is whole and not in ``exclude``, or exactly that of ``step``.
 
     ``exclude`` is for checkpoints in which a rank has found a DamagedChunk while it loaded. Raises CheckpointError when
     ``step`` is given and has no whole checkpoint (the sentence names the object), StorageError or SourceError when
     storage does not answer: that says nothing about a checkpoint.
     """
+    catalog = read_catalog(store)
     if step is not None:
-        manifest = load_manifest(store, step)
-        damages = check(store, manifest, verify)
+        manifest = read_manifest(store, catalog.find(step))
+        damages = check(store, manifest, verify, catalog.entries)
         if damages:
             raise CheckpointError(_refusal(step, damages))
         return Chosen(manifest)
-    entries = store.list(f"{FOLDER}step-")
-    steps = {step for step in (manifest_step(entry.path) for entry in entries) if step is not None}
-    attempts = {attempt for attempt in (attempt_of(entry.path) for entry in entries) if attempt is not None}
-    refused: list[tuple[int, str]] = []
+    refused: list[tuple[CheckpointId, str]] = []
     chosen = None
-    for candidate in sorted(steps.difference(exclude), reverse=True):
+    for candidate in reversed([checkpoint for checkpoint in catalog.committed if checkpoint not in exclude]):
         try:
-            manifest = load_manifest(store, candidate)
-            damages = check(store, manifest, verify, entries)
+            manifest = read_manifest(store, candidate)
+            damages = check(store, manifest, verify, catalog.entries)
             if not damages:
                 chosen = manifest
                 break
-            refused.append((candidate, _refusal(candidate, damages)))
+            refused.append((candidate, _refusal(candidate.step, damages)))
         except SourceError:
             raise
         except CheckpointError as error:
             refused.append((candidate, str(error)))
-    newest = chosen.step if chosen else -1
+    newest, known = chosen.step if chosen else -1, {checkpoint.step for checkpoint in catalog.committed}
     sentences = [
         f"step {s} is incomplete (generation {g} uploaded objects but no manifest) and is ignored"
-        for s, g in sorted(attempts, reverse=True)
-        if s > newest and s not in steps
+        for s, g in sorted(catalog.attempts, reverse=True)
+        if s > newest and s not in known
     ]
-    return Chosen(chosen, sentences + [sentence for _, sentence in refused], [s for s, _ in refused])
+    return Chosen(chosen, sentences + [sentence for _, sentence in refused], [checkpoint for checkpoint, _ in refused])
 
 
 def check(store: Store, manifest: Manifest, verify: Depth, entries: Iterable[Entry] | None = None) -> list[Damage]:
@@ -96,51 +94,75 @@ def verify_checkpoint(
     ``progress`` is called from several threads with the number of bytes just checked. Raises SourceError when storage
     does not answer.
     """
-    by_object: dict[str, list[tuple[str, ChunkRecord]]] = {path: [] for path in manifest.objects}
+    step = max(READ_BYTES // manifest.block_bytes, 1) * manifest.block_bytes
+    by_object: dict[str, list[_Piece]] = {}
     for key, record in manifest.tensors.items():
         for chunk in record.chunks:
-            by_object.setdefault(chunk.object, []).append((key, chunk))
-    runs = [(path, run) for path, chunks in by_object.items() for run in _runs(chunks)]
+            for begin in range(0, chunk.nbytes, step):
+                piece = _Piece(key, chunk, begin, min(begin + step, chunk.nbytes))
+                by_object.setdefault(chunk.object, []).append(piece)
+    runs = [(path, run) for path, pieces in by_object.items() for run in _runs(pieces)]
 
-    def verify_run(job: tuple[str, list[tuple[str, ChunkRecord]]]) -> list[Damage]:
+    def verify_run(job: tuple[str, list[_Piece]]) -> list[Damage]:
         path, run = job
-        damages = _verify_run(ObjectSource(store, path), run)
-        progress(sum(chunk.nbytes for _, chunk in run))
+        damages = _verify_run(store, manifest.block_bytes, path, run)
+        progress(sum(piece.end - piece.begin for piece in run))
         return damages
 
     with ThreadPoolExecutor(threads) as pool:
         return [damage for damages in pool.map(verify_run, runs) for damage in damages]
 
 
-def _runs(chunks: list[tuple[str, ChunkRecord]]) -> Iterable[list[tuple[str, ChunkRecord]]]:
-    """Neighbouring chunks of one object, together up to ``READ_BYTES``."""
-    run: list[tuple[str, ChunkRecord]] = []
-    for key, chunk in sorted(chunks, key=lambda item: item[1].byte_offset):
-        if run and chunk.byte_offset + chunk.nbytes - run[0][1].byte_offset > READ_BYTES:
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes ``[begin, end)`` of a chunk of tensor ``key``, read at once."""
+
+    key: str
+    chunk: ChunkRecord
+    begin: int
+    end: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Byte range in the object."""
+        return self.chunk.byte_offset + self.begin, self.chunk.byte_offset + self.end
+
+
+def _runs(pieces: list[_Piece]) -> Iterable[list[_Piece]]:
+    """Neighbouring pieces of one object, together up to ``READ_BYTES``."""
+    run: list[_Piece] = []
+    for piece in sorted(pieces, key=lambda piece: piece.place):
+        if run and piece.place[1] - run[0].place[0] > READ_BYTES:
             yield run
             run = []
-        run.append((key, chunk))
+        run.append(piece)
     if run:
         yield run
 
 
-def _verify_run(source: ObjectSource, run: list[tuple[str, ChunkRecord]]) -> list[Damage]:
-    begin = run[0][1].byte_offset
-    end = max(chunk.byte_offset + chunk.nbytes for _, chunk in run)
+def _verify_run(store: Store, block_bytes: int, path: str, run: list[_Piece]) -> list[Damage]:
+    begin, end = run[0].place[0], max(piece.place[1] for piece in run)
     try:
-        data = source.read(begin, end - begin)
-    except DamagedChunk as error:
-        if len(run) > 1:
-            return [damage for item in run for damage in _verify_run(source, [item])]
-        key, chunk = run[0]
-        return [Damage(source.path, key, begin, chunk.nbytes, f"xxh3 {chunk.xxh3}", error.damage.actual)]
+        data = ObjectSource(store, path).read(begin, end - begin).data
+    except DamagedChunk:
+        data = None
     damages = []
-    for key, chunk in run:
-        first = chunk.byte_offset - begin
-        actual = xxhash.xxh3_64_hexdigest(data[first : first + chunk.nbytes].data)
-        if actual != chunk.xxh3:
-            expected = f"xxh3 {chunk.xxh3}"
-            damages.append(Damage(source.path, key, chunk.byte_offset, chunk.nbytes, expected, f"xxh3 {actual}"))
+    for piece in run:
+        first, last = piece.place
+        held = None if data is None else data[first - begin : last - begin]
+        if held is None or any(piece.chunk.checksums(block_bytes).wrong(piece.begin, held)):
+            damages += _damage_of(store, block_bytes, piece)
+    return damages
+
+
+def _damage_of(store: Store, block_bytes: int, piece: _Piece) -> list[Damage]:
+    """Reads the piece again, block by block: what was spoilt on the way is right now, the rest has its exact place."""
+    damages = []
+    for begin in range(piece.begin, piece.end, block_bytes):
+        try:
+            read_verified(store, piece.key, piece.chunk, block_bytes, begin, min(begin + block_bytes, piece.end))
+        except DamagedChunk as error:
+            damages.append(error.damage)
     return damages
 
 

@@ -28,34 +28,35 @@ def _open(job: str, storage: str, endpoint_url: str | None) -> tuple[str, Store]
 @app.command("ls")
 def list_all(job: JobRef, storage: StorageUri = "runs", endpoint_url: Endpoint = None) -> None:
     """List committed checkpoints, and uploads that were never committed."""
+    from elastic_train.checkpoint.catalog import read_catalog
     from elastic_train.checkpoint.errors import CheckpointError
-    from elastic_train.checkpoint.manifest import FOLDER, attempt_of, list_checkpoints, load_manifest
+    from elastic_train.checkpoint.manifest import read_manifest
 
     name, store = _open(job, storage, endpoint_url)
     committed: set[tuple[int, int]] = set()
-    for step in list_checkpoints(store):
+    catalog = read_catalog(store)
+    for checkpoint in catalog.committed:
+        step = checkpoint.step
         try:
-            manifest = load_manifest(store, step)
+            manifest = read_manifest(store, checkpoint)
         except CheckpointError as error:
             typer.echo(f"step {step:>8}  unreadable: {error}")
             continue
         committed.add((step, manifest.generation))
-        size = sum(manifest.objects.values())
         typer.echo(
             f"step {step:>8}  committed   generation {manifest.generation}  {_layout(manifest.layout)}  "
-            f"{len(manifest.objects)} objects  {size:,} bytes"
+            f"{len(manifest.objects)} objects  {manifest.nbytes:,} bytes"
         )
-    attempts = {attempt for entry in store.list(FOLDER) if (attempt := attempt_of(entry.path)) is not None}
-    for step, generation in sorted(attempts - committed):
+    for step, generation in sorted(catalog.attempts - committed):
         typer.echo(f"step {step:>8}  incomplete  generation {generation}: objects without a manifest, ignored")
-    if not committed and not attempts:
+    if not committed and not catalog.attempts:
         typer.echo(f"{name}: no checkpoint in {store.uri}")
 
 
 @app.command("show")
 def show(job: JobRef, step: Step = None, storage: StorageUri = "runs", endpoint_url: Endpoint = None) -> None:
     """Show what a checkpoint holds."""
-    from elastic_train.checkpoint.manifest import load_manifest
+    from elastic_train.checkpoint.catalog import load_manifest
 
     _, store = _open(job, storage, endpoint_url)
     manifest = load_manifest(store, newest(store) if step is None else step)
@@ -82,8 +83,8 @@ def verify(
     endpoint_url: Endpoint = None,
 ) -> None:
     """Read every byte of a checkpoint and compare checksums. Exit code 1 when damage is found."""
+    from elastic_train.checkpoint.catalog import list_checkpoints
     from elastic_train.checkpoint.errors import CheckpointError
-    from elastic_train.checkpoint.manifest import list_checkpoints
 
     _, store = _open(job, storage, endpoint_url)
     steps = list_checkpoints(store) if every else [newest(store) if step is None else step]
@@ -105,7 +106,7 @@ def verify(
 
 
 def _verify_one(store: Store, step: int) -> list[str]:
-    from elastic_train.checkpoint.manifest import load_manifest
+    from elastic_train.checkpoint.catalog import load_manifest
     from elastic_train.checkpoint.verify import check, verify_checkpoint
     from elastic_train.cli.data import progress_bar
 
@@ -121,7 +122,7 @@ def _verify_one(store: Store, step: int) -> list[str]:
 
 def newest(store: Store) -> int:
     """The highest committed step."""
-    from elastic_train.checkpoint.manifest import list_checkpoints
+    from elastic_train.checkpoint.catalog import list_checkpoints
 
     steps = list_checkpoints(store)
     if not steps:

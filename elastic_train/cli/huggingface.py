@@ -61,7 +61,7 @@ def check_source(job: Job) -> None:
     """Raises ConfigError when the job cannot start from its ``init_from``; once it has a checkpoint it need not."""
     if job.init_from is None:
         return
-    from elastic_train.checkpoint.manifest import list_checkpoints
+    from elastic_train.checkpoint.catalog import list_checkpoints
     from elastic_train.config.paths import anchored, home
     from elastic_train.model.hf_folder import open_source
     from elastic_train.storage.store import Store

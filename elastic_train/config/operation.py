@@ -45,7 +45,29 @@ class CheckpointConfig(Section):
     """Tier 2: committed checkpoints in the job folder."""
 
     every_steps: Annotated[int, Field(ge=1)] = Field(default=100, description="steps between two checkpoints")
-    keep_last: Annotated[int, Field(ge=1)] = Field(default=3, description="checkpoints that are whole and stay")
+    interval: Literal["fixed", "tuned"] = Field(
+        default="fixed",
+        description="`tuned` begins with `every_steps` and adapts it to what a save costs and how often hosts fail",
+    )
+    min_steps: Annotated[int, Field(ge=1)] = Field(default=10, description="a tuned interval is never shorter")
+    max_steps: Annotated[int, Field(ge=1)] = Field(default=10_000, description="a tuned interval is never longer")
+    keep_last: Annotated[int, Field(ge=1)] = Field(default=3, description="newest checkpoints that are whole and stay")
+    keep_every: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="checkpoints of steps that are multiples of this stay, too"
+    )
+    keep_best: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="this many checkpoints with the lowest `metric` stay, too"
+    )
+    metric: Literal["eval_loss", "loss"] = Field(default="eval_loss", description="what `keep_best` goes by")
+    grace_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=3600.0, description="remains of saves that were never committed are removed when they are older"
+    )
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.max_steps < self.min_steps:
+            raise ValueError(f"max_steps={self.max_steps} is smaller than min_steps={self.min_steps}")
+        return self
 
 
 class FailureConfig(Section):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import secrets
+import socket
+import time
 from collections.abc import Mapping, Sequence
 
 from elastic_train import __version__
+from elastic_train.checkpoint.catalog import commit
+from elastic_train.checkpoint.checksums import BLOCK_BYTES
+from elastic_train.checkpoint.claims import FRESH, Claim, take_claim
 from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.manifest import Manifest, UploadedObject, commit, merge, object_path
+from elastic_train.checkpoint.manifest import Manifest, UploadedObject, merge, object_path
 from elastic_train.checkpoint.retention import Removed, keep_last
 from elastic_train.checkpoint.upload import assign_chunks
 from elastic_train.config.job import Job
@@ -37,8 +43,18 @@ class Checkpointer:
         """(object, host number) -> answer"""
         self._attempt = secrets.token_hex(4)
         """Makes the objects of two coordinators of one job differ in their paths, whatever their generations are."""
+        self._claim: Claim | None = None
         self.committed_step = 0
         self.data_digest = ""
+
+    def take_claim(self, from_step: int | None) -> None:
+        """From now on this coordinator's commits are the ones that count. ``from_step``: where the job goes on.
+
+        Raises:
+            StorageError: the job folder cannot be written.
+        """
+        holder = f"{socket.gethostname()} pid {os.getpid()}"
+        self._claim = take_claim(self._folder.store, FRESH if from_step is None else from_step, holder, time.time())
 
     async def save(self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord]) -> Manifest | None:
         """Upload and commit a finished step; None when an earlier save is still going on (the step is skipped).
@@ -74,8 +90,13 @@ class Checkpointer:
                 replies.append(self._order(snapshots, rank, texts[rank], indices, writer))
         uploads = await asyncio.gather(*replies)
         tensors, objects = merge(uploads)
+        assert self._claim is not None
         manifest = Manifest(
             step=step,
+            claim=self._claim.number,
+            created=time.time(),
+            metrics={},
+            block_bytes=BLOCK_BYTES,
             cursor=step * self._job.training.global_batch,
             generation=generation,
             seed=self._job.seed,
@@ -88,7 +109,7 @@ class Checkpointer:
             tensors=tensors,
         )
         loop = asyncio.get_running_loop()
-        committed = await loop.run_in_executor(None, commit, self._folder.store, manifest)
+        committed = await loop.run_in_executor(None, commit, self._folder.store, manifest, self._claim)
         self.committed_step = step
         await loop.run_in_executor(None, self._retain)
         return committed.manifest

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Any
 
+from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer
@@ -92,7 +93,7 @@ class Coordinator:
         self._rendezvous = Rendezvous(address)
         self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.hosts)
         self._samples: Callable[[int], list[int]] | None = None
-        self._checkpoint_step: int | None = None
+        self._committed: CheckpointId | None = None
         self._layouts: dict[int, Layout] = {}
         self._host_count = 0
         self._generation_count = 0
@@ -132,20 +133,21 @@ class Coordinator:
     def _open_job(self, data: OpenedData) -> None:
         self._generation_count = self._folder.last_generation()
         self._choose_checkpoint()
-        if self._checkpoint_step is None:
+        if self._committed is None:
             begin_from_source(self.job, data, self._folder.store)
-        self.finished_step = self._checkpoint_step or 0
+        self._checkpointer.take_claim(self._committed.step if self._committed else None)
+        self.finished_step = self._committed.step if self._committed else 0
         dropped = self._folder.roll_back(self.finished_step)
-        if dropped or self._checkpoint_step is not None:
+        if dropped or self._committed is not None:
             self._record("resumed", step=self.finished_step, steps_to_repeat=dropped)
         self._record("job_started", step=self.finished_step, steps=self.job.training.steps)
 
-    def _choose_checkpoint(self, damaged: Collection[int] = ()) -> None:
+    def _choose_checkpoint(self, damaged: Collection[CheckpointId] = ()) -> None:
         chosen = find_checkpoint(self._folder.store, damaged)
         for sentence in chosen.refused:
             self._record("checkpoint_refused", detail=sentence)
-        self._checkpoint_step = chosen.step
-        self._checkpointer.committed_step = chosen.step or 0
+        self._committed = chosen.checkpoint
+        self._checkpointer.committed_step = chosen.checkpoint.step if chosen.checkpoint else 0
 
     def stop(self, reason: str) -> None:
         """End the job gracefully: checkpoint the newest finished step, then let everybody go."""
@@ -424,7 +426,7 @@ class Coordinator:
         try:
             manifest = await self._checkpointer.save(snapshots, generation.layout, generation.members)
             if manifest is not None:
-                self._checkpoint_step = manifest.step
+                self._committed = manifest.id
                 self._record("checkpoint_committed", step=manifest.step, generation=manifest.generation)
         except Exception as error:
             self._record("checkpoint_failed", step=snapshots.step, detail=f"{type(error).__name__}: {error}")
@@ -464,9 +466,9 @@ class Coordinator:
 
     async def _refuse_checkpoint(self, cause: Trouble) -> None:
         """A rank found the checkpoint damaged while it loaded: everybody goes back to the one before."""
-        damaged = self._checkpoint_step
+        damaged = self._committed
         assert damaged is not None
-        self._record("checkpoint_refused", step=damaged, detail=cause.detail)
+        self._record("checkpoint_refused", step=damaged.step, detail=cause.detail)
         await asyncio.get_running_loop().run_in_executor(None, self._choose_checkpoint, (damaged,))
         self._form(cause)
 
@@ -486,7 +488,7 @@ class Coordinator:
         self._cancel_plan()
         self._growth_due = False
         choice = self._choice(self._live())
-        restore = plan_restore(self._inventory, self._nodes(), self._checkpoint_step)
+        restore = plan_restore(self._inventory, self._nodes(), self._committed)
         self._catch_up(restore.step)
         if choice is None:
             self._wait(cause)  # not yet rolled back: the hosts to come may find snapshots of this step on their nodes

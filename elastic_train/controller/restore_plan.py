@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.members import HostRecord
 
@@ -16,7 +17,7 @@ class RestorePlan:
 
     step: int
     snapshots: SnapshotSet | None
-    checkpoint: bool
+    checkpoint: CheckpointId | None
 
     def directions(self, host: HostRecord, hosts: Iterable[HostRecord], inventory: Inventory) -> dict[str, Any]:
         """The plan as a message for the trainer of ``host``; ``hosts`` are those that can serve bytes."""
@@ -24,15 +25,18 @@ class RestorePlan:
             servers = list(hosts)
             parts = [_part(host, rank, servers, self.snapshots, inventory) for rank in range(self.snapshots.world_size)]
             return {"kind": "snapshots", "step": self.step, "parts": parts}
-        return {"kind": "checkpoint" if self.checkpoint else "fresh", "step": self.step}
+        if self.checkpoint is not None:
+            return {"kind": "checkpoint", "step": self.step, "claim": self.checkpoint.claim}
+        return {"kind": "fresh", "step": self.step}
 
 
-def plan_restore(inventory: Inventory, nodes: Collection[str], checkpoint_step: int | None) -> RestorePlan:
+def plan_restore(inventory: Inventory, nodes: Collection[str], checkpoint: CheckpointId | None) -> RestorePlan:
     """The newest step that is complete, of equal steps the one in memory."""
     snapshots = inventory.newest_complete(nodes)
-    if snapshots is not None and snapshots.step >= (checkpoint_step or 0):
-        return RestorePlan(snapshots.step, snapshots, checkpoint=False)
-    return RestorePlan(checkpoint_step or 0, None, checkpoint=checkpoint_step is not None)
+    step = checkpoint.step if checkpoint else 0
+    if snapshots is not None and snapshots.step >= step:
+        return RestorePlan(snapshots.step, snapshots, None)
+    return RestorePlan(step, None, checkpoint)
 
 
 def _part(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from elastic_train.checkpoint.hf_source import keep_source
+from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.checkpoint.retention import set_aside
 from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.config.job import Job
@@ -20,20 +21,20 @@ from elastic_train.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ChosenCheckpoint:
-    """``step`` is None when there is none to load; ``refused`` has a sentence for each newer one passed over."""
+    """``checkpoint`` is None when there is none to load; ``refused`` has a sentence for each newer one passed over."""
 
-    step: int | None
+    checkpoint: CheckpointId | None
     refused: list[str] = field(default_factory=list)
 
 
-def find_checkpoint(store: Store, damaged: Collection[int] = ()) -> ChosenCheckpoint:
+def find_checkpoint(store: Store, damaged: Collection[CheckpointId] = ()) -> ChosenCheckpoint:
     """The newest checkpoint that is whole. Those passed over and the ``damaged`` ones are put out of the way, so that
     their steps can be committed anew.
     """
     chosen = choose_checkpoint(store, exclude=damaged)
-    for step in [*damaged, *chosen.refused_steps]:
-        set_aside(store, step)
-    return ChosenCheckpoint(chosen.manifest.step if chosen.manifest else None, chosen.refused)
+    for checkpoint in [*damaged, *chosen.refused_ids]:
+        set_aside(store, checkpoint)
+    return ChosenCheckpoint(chosen.manifest.id if chosen.manifest else None, chosen.refused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from elastic_train.checkpoint.capture import Capture
 from elastic_train.checkpoint.description import Description
 from elastic_train.checkpoint.errors import DamagedChunk
 from elastic_train.checkpoint.image import Image, image_name
-from elastic_train.checkpoint.manifest import load_manifest
+from elastic_train.checkpoint.manifest import CheckpointId, read_manifest
 from elastic_train.checkpoint.reader import Part, restore
 from elastic_train.checkpoint.restore_checkpoint import parts_of
 from elastic_train.checkpoint.sources import ChunkSource, ImageSource, RemoteSource
@@ -128,7 +128,7 @@ class Trainer:
 
     def _checkpoint_parts(self, plan: dict[str, Any]) -> list[Part]:
         store = Store.open(self._assignment["job_folder"], self._job.storage)
-        return parts_of(store, load_manifest(store, plan["step"]))
+        return parts_of(store, read_manifest(store, CheckpointId(plan["step"], plan["claim"])))
 
     def _run_step(self, engine: Engine, capture: Capture, step: int) -> None:
         self._control.start(step)

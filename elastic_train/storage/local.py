@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError
-from elastic_train.storage.store import Entry, Store, join
+from elastic_train.storage.store import Entry, Store, Unfinished, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from typing_extensions import Buffer
 
@@ -97,7 +98,8 @@ class LocalStore(Store):
                 for name in files:
                     if (start + name).startswith(prefix) and not name.startswith(TEMPORARY):
                         with suppress(FileNotFoundError):  # deleted by someone meanwhile
-                            found.append(Entry(start + name, (Path(folder) / name).stat().st_size))
+                            stat = (Path(folder) / name).stat()
+                            found.append(Entry(start + name, stat.st_size, stat.st_mtime))
         return sorted(found)
 
     def delete(self, path: str) -> None:
@@ -111,6 +113,23 @@ class LocalStore(Store):
                     folder.rmdir()  # only goes when empty: object storage has no folders, so none stay here
                 except OSError:
                     break
+
+    def now(self) -> float:
+        return time.time()
+
+    def unfinished(self, prefix: str = "") -> Sequence[Unfinished]:
+        top = self._root / self._prefix(prefix).rpartition("/")[0]
+        found: list[Unfinished] = []
+        with self._errors(prefix, "list"):
+            for file in top.rglob(f"{TEMPORARY}*"):
+                path = file.relative_to(self._root).as_posix()
+                if path.startswith(prefix):
+                    with suppress(FileNotFoundError):  # completed meanwhile
+                        found.append(Unfinished(path, file.stat().st_mtime, ""))
+        return sorted(found, key=lambda write: write.path)
+
+    def abandon(self, write: Unfinished) -> None:
+        self.delete(write.path)
 
     @contextmanager
     def _temporary(self, path: str) -> Iterator[tuple[Path, int]]:

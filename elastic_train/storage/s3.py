@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError, WrongSettings
-from elastic_train.storage.store import Entry, Store, join
+from elastic_train.storage.store import Entry, Store, Unfinished, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from typing_extensions import Buffer
 
@@ -201,12 +203,43 @@ class S3Store(Store):
             page = self._bucket.call(join(self.uri, prefix), lambda s3: s3.list_objects_v2(**request))
             more = page.get("IsTruncated", False)
             request["ContinuationToken"] = page.get("NextContinuationToken", "")
-            found += [Entry(item["Key"][len(self._start) :], item["Size"]) for item in page.get("Contents", ())]
+            found += [
+                Entry(item["Key"][len(self._start) :], item["Size"], item["LastModified"].timestamp())
+                for item in page.get("Contents", ())
+            ]
         return sorted(entry for entry in found if not entry.path.endswith("/"))
 
     def delete(self, path: str) -> None:
         address = self._address(path)
         self._bucket.call(join(self.uri, path), lambda s3: s3.delete_object(**address))
+
+    def now(self) -> float:
+        answer = self._bucket.call(self.uri, lambda s3: s3.head_bucket(Bucket=self._bucket.name))
+        said = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        return parsedate_to_datetime(said).timestamp() if said else time.time()
+
+    def unfinished(self, prefix: str = "") -> Sequence[Unfinished]:
+        request = {"Bucket": self._bucket.name, "Prefix": self._start + self._prefix(prefix)}
+        found: list[Unfinished] = []
+        more = True
+        while more:
+            page = self._bucket.call(join(self.uri, prefix), lambda s3: s3.list_multipart_uploads(**request))
+            more = page.get("IsTruncated", False)
+            request["KeyMarker"] = page.get("NextKeyMarker", "")
+            request["UploadIdMarker"] = page.get("NextUploadIdMarker", "")
+            found += [
+                Unfinished(item["Key"][len(self._start) :], item["Initiated"].timestamp(), item["UploadId"])
+                for item in page.get("Uploads", ())
+            ]
+        return sorted(found, key=lambda write: (write.path, write.token))
+
+    def abandon(self, write: Unfinished) -> None:
+        address = self._address(write.path) | {"UploadId": write.token}
+        try:
+            self._bucket.call(join(self.uri, write.path), lambda s3: s3.abort_multipart_upload(**address))
+        except StorageError as error:
+            if "NoSuchUpload" not in error.cause:
+                raise
 
     def _address(self, path: str) -> dict[str, Any]:
         return {"Bucket": self._bucket.name, "Key": self._start + self._key(path)}

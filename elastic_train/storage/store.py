@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -20,10 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """One stored object: path relative to the store, size in bytes."""
+    """One stored object: path relative to the store, size in bytes, seconds since the epoch by the storage's clock."""
 
     path: str
     size: int
+    modified: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A write that was begun and neither completed nor given up: an open multipart upload, or a temporary file."""
+
+    path: str
+    started: float
+    token: str
+    """What ``abandon`` needs to know of it."""
 
 
 class Store(ABC):
@@ -102,6 +113,18 @@ class Store(ABC):
     @abstractmethod
     def delete(self, path: str) -> None:
         """Removes an object; one that is not there is no error."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since the epoch by the clock that stamps the entries, which may differ from this machine's."""
+
+    @abstractmethod
+    def unfinished(self, prefix: str = "") -> Sequence[Unfinished]:
+        """Writes below ``prefix`` that are under way or were never ended; they take room and are not listed."""
+
+    @abstractmethod
+    def abandon(self, write: Unfinished) -> None:
+        """Ends a write of :meth:`unfinished` and frees its room; one that is over meanwhile is no error."""
 
     def local_path(self, path: str) -> Path | None:
         """The file that holds ``path`` (for memory mapping), None where objects are not files."""

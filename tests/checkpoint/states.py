@@ -10,8 +10,11 @@ from pathlib import Path
 import torch
 
 from elastic_train.checkpoint.capture import Capture
+from elastic_train.checkpoint.catalog import commit
+from elastic_train.checkpoint.checksums import BLOCK_BYTES
+from elastic_train.checkpoint.claims import FRESH, Claim, newest_claim, take_claim
 from elastic_train.checkpoint.image import Image, image_name
-from elastic_train.checkpoint.manifest import Manifest, commit, merge, object_path
+from elastic_train.checkpoint.manifest import Manifest, merge, object_path
 from elastic_train.checkpoint.reader import Part
 from elastic_train.checkpoint.sources import ImageSource
 from elastic_train.checkpoint.upload import assign_chunks, upload_image
@@ -142,6 +145,10 @@ def save(
     tensors, objects = merge(uploads)
     return Manifest(
         step=step,
+        claim=1,
+        created=1.7e9,
+        metrics={},
+        block_bytes=BLOCK_BYTES,
         cursor=step * 8,
         generation=generation,
         seed=1,
@@ -157,5 +164,10 @@ def save(
 
 def save_and_commit(store: Store, images: Path, states: Sequence[State], step: int, generation: int = 1) -> Manifest:
     manifest = save(store, images, states, step, generation)
-    assert commit(store, manifest).created
+    assert commit(store, manifest, first_claim(store)).created
     return manifest
+
+
+def first_claim(store: Store) -> Claim:
+    """Claim 1 on the job folder, which is taken when nobody has it."""
+    return newest_claim(store) or take_claim(store, FRESH, "test", 1.7e9)

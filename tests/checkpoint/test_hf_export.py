@@ -11,16 +11,17 @@ import safetensors
 import torch
 from safetensors.torch import load_file
 
+from elastic_train.checkpoint.catalog import commit
 from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk, RestoreError
 from elastic_train.checkpoint.hf_export import export_hf
-from elastic_train.checkpoint.manifest import Manifest, commit, object_path
+from elastic_train.checkpoint.manifest import Manifest, object_path
 from elastic_train.config.hf import hf_config, hf_shapes
 from elastic_train.config.model import ModelConfig, RopeScaling
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
 from elastic_train.model.transformer import Transformer
 from elastic_train.storage.store import Store
-from tests.checkpoint.states import even_layout, random_layout, save
+from tests.checkpoint.states import even_layout, first_claim, random_layout, save
 
 import random  # isort: skip
 
@@ -95,7 +96,7 @@ def checkpoint(
     full |= {key.replace("param.", "exp_avg."): torch.zeros_like(tensor) for key, tensor in full.items()}
     states = even_layout(full, layout) if isinstance(layout, int) else random_layout(full, layout)
     manifest = save(store, images, states, step, model=model.config.model_dump(mode="json"))
-    assert commit(store, manifest).created
+    assert commit(store, manifest, first_claim(store)).created
     return manifest
 
 
@@ -207,7 +208,9 @@ def test_a_checkpoint_that_is_not_of_its_model_is_refused_with_every_difference(
 ) -> None:
     manifest = checkpoint(store, tmp_path, random_model(CONFIGS["grouped heads"]), step=7)
     other = CONFIGS["grouped heads"].model_dump(mode="json") | {"num_hidden_layers": 2, "vocab_size": 400}
-    commit(store, manifest.model_copy(update={"step": 8, "objects": {}, "tensors": {}, "model": other}))
+    commit(
+        store, manifest.model_copy(update={"step": 8, "objects": {}, "tensors": {}, "model": other}), first_claim(store)
+    )
     with pytest.raises(RestoreError, match=r"step 8 is not one of its model: .*model\.norm\.weight is missing"):
         export_hf(store, 8, data, tmp_path / "out")
     with pytest.raises(CheckpointError, match="step 9 has no committed checkpoint"):

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, safe_open, save_file
 
+from elastic_train.checkpoint.catalog import commit
 from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.checkpoint.hf_export import export_hf
 from elastic_train.checkpoint.hf_source import keep_source, kept_source
 from elastic_train.checkpoint.hf_weights import _narrowed
-from elastic_train.checkpoint.manifest import commit
 from elastic_train.config.hf import model_from_hf
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
@@ -26,7 +26,7 @@ from elastic_train.parallel.shard import LocalShard
 from elastic_train.storage.safetensors_header import read_header
 from elastic_train.storage.store import Store
 from elastic_train.training.pretrained import load_pretrained
-from tests.checkpoint.states import State, save
+from tests.checkpoint.states import State, first_claim, save
 from tests.hf_models import hf_logits, load_hf, save_hf
 from tests.ranks import run_ranks
 from tests.training.pretrained_ranks import start
@@ -58,7 +58,9 @@ def trained(job: Job, layout: Layout, steps: int, store: Store, images: Path) ->
     source = open_source(job)
     assert source is not None
     keep_source(source, store)
-    assert commit(store, save(store, images, states, steps, model=job.model.model_dump(mode="json"))).created
+    assert commit(
+        store, save(store, images, states, steps, model=job.model.model_dump(mode="json")), first_claim(store)
+    ).created
     return results[0][0]
 
 
@@ -141,7 +143,7 @@ def test_a_vocabulary_that_tp_does_not_divide_is_exported_as_it_was(store: Store
         results = run_ranks(start, tp, job, Layout(tp=tp), 0)
         states = [{k: LocalShard(torch.from_numpy(v), s, o) for k, (s, o, v) in state.items()} for _, state in results]
         keep_source(open_hf_folder(str(folder)), store)
-        commit(store, save(store, tmp_path, states, step, model=job.model.model_dump(mode="json")))
+        commit(store, save(store, tmp_path, states, step, model=job.model.model_dump(mode="json")), first_claim(store))
         out = export_hf(store, step, store, tmp_path / f"out{tp}")
         assert stored(out) == stored(folder)
         assert stored(out)["lm_head.weight"][1] == (50257, 16)
@@ -205,7 +207,7 @@ def test_averaged_weights_are_exported_where_there_are_some(store: Store, tmp_pa
     results = run_ranks(start, 2, job, Layout(dp_shard=2), 0)
     states = [{k: LocalShard(torch.from_numpy(v), s, o) for k, (s, o, v) in state.items()} for _, state in results]
     model = job.model.model_dump(mode="json")
-    commit(store, save(store, tmp_path, states, 1, model=model))
+    commit(store, save(store, tmp_path, states, 1, model=model), first_claim(store))
     keep_source(open_hf_folder(str(folder)), store)
     with pytest.raises(CheckpointError, match=r"step 1 has no averaged weights; training\.ema_decay makes"):
         export_hf(store, 1, store, tmp_path / "out", ema=True)
@@ -214,7 +216,7 @@ def test_averaged_weights_are_exported_where_there_are_some(store: Store, tmp_pa
             shard = state[key]
             average = LocalShard(shard.tensor / 2, shard.global_shape, shard.offsets)
             state["ema." + key.removeprefix("param.")] = average
-    commit(store, save(store, tmp_path, states, 2, model=model))
+    commit(store, save(store, tmp_path, states, 2, model=model), first_claim(store))
     averaged = load_file(export_hf(store, 2, store, tmp_path / "ema", ema=True) / "model.safetensors")
     plain = load_file(folder / "model.safetensors")
     assert all(torch.equal(averaged[name], plain[name] / 2) for name in plain)

@@ -7,25 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 
+from elastic_train.checkpoint.catalog import Commit, commit, list_checkpoints, load_manifest
 from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.checkpoint.manifest import (
-    Commit,
+    CheckpointId,
     Manifest,
     TensorRecord,
     UploadedObject,
     attempt_of,
-    commit,
-    list_checkpoints,
-    load_manifest,
-    manifest_path,
-    manifest_step,
     merge,
     object_path,
 )
 from elastic_train.config.operation import StorageConfig
 from elastic_train.storage.store import Store
-from tests.checkpoint.states import even_layout, save
+from tests.checkpoint.states import even_layout, first_claim, save
 from tests.s3_server import S3Server
 
 
@@ -42,12 +39,12 @@ def store(tmp_path: Path, manifest: Manifest) -> Store:
 
 def test_paths() -> None:
     assert object_path(50, 3, 2) == "checkpoints/step-00000050-g3/rank-00002.bin"
-    assert manifest_path(50) == "checkpoints/step-00000050.json"
-    assert manifest_step("checkpoints/step-00000050.json") == 50
-    assert manifest_step("checkpoints/step-123456789.json") == 123456789
-    assert manifest_step("checkpoints/step-00000050-g3/rank-00002.bin") is None
+    assert CheckpointId(50, 1).path == "checkpoints/step-00000050-c1.json"
+    assert CheckpointId.of("checkpoints/step-00000050-c1.json") == CheckpointId(50, 1)
+    assert CheckpointId.of("checkpoints/step-123456789-c12.json") == CheckpointId(123456789, 12)
+    assert CheckpointId.of("checkpoints/step-00000050-g3/rank-00002.bin") is None
     assert attempt_of("checkpoints/step-00000050-g3/rank-00002.bin") == (50, 3)
-    assert attempt_of("checkpoints/step-00000050.json") is None
+    assert attempt_of("checkpoints/step-00000050-c1.json") is None
 
 
 def test_json_gives_the_same_manifest_back(manifest: Manifest) -> None:
@@ -69,7 +66,8 @@ def test_what_a_manifest_says(manifest: Manifest, store: Store) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format_version": 2}, "format_version"),
+        ({"format_version": 1}, "format_version"),
+        ({"block_bytes": 4}, "has 1 checksums for"),
         ({"step": 51}, "does not belong to step 51 of generation 3"),
         ({"objects": {}}, "lies outside object"),
         ({"objects": {"steps.jsonl": 10}}, "object steps.jsonl does not belong"),
@@ -79,22 +77,39 @@ def test_what_a_manifest_says(manifest: Manifest, store: Store) -> None:
 )
 def test_what_is_no_manifest_is_refused(manifest: Manifest, change: dict[str, Any], reason: str) -> None:
     with pytest.raises(CheckpointError, match=reason):
-        Manifest.from_json(json.dumps(json.loads(manifest.to_json()) | change).encode())
+        Manifest.from_json(sealed(json.loads(manifest.to_json())["manifest"] | change))
+
+
+def sealed(manifest: dict[str, Any]) -> bytes:
+    """A manifest's JSON with the right checksum."""
+    body = json.dumps(manifest)
+    return f'{{"manifest":{body},"xxh3":"{xxhash.xxh3_64_hexdigest(body.encode())}"}}'.encode()
+
+
+def test_every_flipped_byte_and_every_missing_end_of_a_manifest_is_noticed(manifest: Manifest) -> None:
+    text = manifest.to_json()
+    for place in range(len(text)):
+        flipped = bytearray(text)
+        flipped[place] ^= 1 << place % 8
+        with pytest.raises(CheckpointError, match="not a whole manifest"):
+            Manifest.from_json(bytes(flipped))
+        with pytest.raises(CheckpointError, match="not a whole manifest"):
+            Manifest.from_json(text[:place])
 
 
 def test_a_commit_creates_the_checkpoint_once(store: Store, manifest: Manifest) -> None:
     assert list_checkpoints(store) == []
-    assert commit(store, manifest) == Commit(True, manifest)
-    assert commit(store, manifest) == Commit(False, manifest)
+    assert commit(store, manifest, first_claim(store)) == Commit(True, manifest)
+    assert commit(store, manifest, first_claim(store)) == Commit(False, manifest)
     assert load_manifest(store, 50) == manifest
     assert list_checkpoints(store) == [50]
 
 
 def test_a_second_attempt_at_a_committed_step_changes_nothing(store: Store, manifest: Manifest, tmp_path: Path) -> None:
-    commit(store, manifest)
+    commit(store, manifest, first_claim(store))
     before = {entry.path: store.read(entry.path) for entry in store.list()}
     other = save(store, tmp_path, even_layout({"a": torch.zeros(6), "b": torch.zeros(3, 2)}, 1), step=50, generation=4)
-    assert commit(store, other) == Commit(False, manifest)
+    assert commit(store, other, first_claim(store)) == Commit(False, manifest)
     after = {entry.path: store.read(entry.path) for entry in store.list()}
     assert {path: after[path] for path in before} == before
 
@@ -102,21 +117,23 @@ def test_a_second_attempt_at_a_committed_step_changes_nothing(store: Store, mani
 def test_a_missing_checkpoint_is_an_error_that_names_the_object_and_what_there_is(
     store: Store, manifest: Manifest
 ) -> None:
-    commit(store, manifest)
-    with pytest.raises(CheckpointError, match=r"checkpoints/step-00000060\.json is missing in .*; committed steps: 50"):
+    commit(store, manifest, first_claim(store))
+    with pytest.raises(
+        CheckpointError, match=r"checkpoints/step-00000060-c\*\.json is missing in .*; committed steps: 50"
+    ):
         load_manifest(store, 60)
 
 
 def test_an_unreadable_manifest_is_an_error_that_names_the_object(store: Store) -> None:
-    store.write(manifest_path(60), [b"{"])
-    with pytest.raises(CheckpointError, match=r"checkpoints/step-00000060\.json in .* is not a manifest"):
+    store.write(CheckpointId(60, 1).path, [b"{"])
+    with pytest.raises(CheckpointError, match=r"checkpoints/step-00000060-c1\.json in .* is not a whole manifest"):
         load_manifest(store, 60)
 
 
 def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     store = Store.open(str(tmp_path))
     for step in (1000, 999, 99999999, 100000000, 5):
-        store.write(manifest_path(step), [b""])
+        store.write(CheckpointId(step, 1).path, [b""])
     store.write("checkpoints/step-99999998-g1/rank-00000.bin", [b""])
     store.write("checkpoints/step-7.json.tmp", [b""])
     store.write("checkpoints/notes.json", [b""])
@@ -135,11 +152,12 @@ def test_ranks_that_disagree_about_a_tensor_cannot_be_merged() -> None:
 def race(stores: list[Store], manifests: list[Manifest]) -> list[Commit]:
     """Commits all at once; the outcomes in the order of ``manifests``."""
     outcomes: dict[int, Commit] = {}
+    claim = first_claim(stores[0])
     start = threading.Barrier(len(manifests))
 
     def run(index: int) -> None:
         start.wait()
-        outcomes[index] = commit(stores[index], manifests[index])
+        outcomes[index] = commit(stores[index], manifests[index], claim)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(manifests))]
     for thread in threads:

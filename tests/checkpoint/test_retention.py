@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.checkpoint.manifest import list_checkpoints, manifest_path, object_path
+from elastic_train.checkpoint.catalog import list_checkpoints
+from elastic_train.checkpoint.manifest import CheckpointId, object_path
 from elastic_train.checkpoint.retention import keep_last, set_aside
 from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.storage.errors import StorageError
@@ -56,7 +57,7 @@ def test_a_damaged_checkpoint_does_not_count_so_the_last_good_one_stays(store: S
     for step in (10, 20, 30, 40):
         committed(store, tmp_path, step)
     store.delete(object_path(40, 1, 0))
-    store.write(manifest_path(30), [b"{"])
+    store.write(CheckpointId(30, 1).path, [b"{"])
     assert keep_last(store, 1).steps == [10]
     assert list_checkpoints(store) == [20, 30, 40]
     chosen = choose_checkpoint(store, "full")
@@ -120,8 +121,8 @@ def test_a_step_that_was_refused_can_be_committed_anew(store: Store, tmp_path: P
     for step in (10, 20):
         committed(store, tmp_path, step)
     store.delete(object_path(20, 1, 0))
-    for step in choose_checkpoint(store).refused_steps:
-        assert set_aside(store, step) == "checkpoints/refused/step-00000020.json"
+    for step in choose_checkpoint(store).refused_ids:
+        assert set_aside(store, step) == "checkpoints/refused/step-00000020-c1.json"
     assert list_checkpoints(store) == [10]
     committed(store, tmp_path, 20, generation=2)
     chosen = choose_checkpoint(store, "full")

@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from elastic_train.checkpoint.catalog import commit
 from elastic_train.checkpoint.errors import CheckpointError, SourceError
-from elastic_train.checkpoint.manifest import Manifest, commit, object_path
+from elastic_train.checkpoint.manifest import CheckpointId, Manifest, object_path
 from elastic_train.checkpoint.verify import choose_checkpoint, verify_checkpoint
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
-from tests.checkpoint.states import even_layout, save, save_and_commit, some_tensors
+from tests.checkpoint.states import even_layout, first_claim, save, save_and_commit, some_tensors
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_truncated_and_missing_objects_are_found_by_chunk(store: Store, tmp_path
 
 def test_without_checkpoints_there_is_nothing_to_choose(store: Store) -> None:
     chosen = choose_checkpoint(store)
-    assert (chosen.manifest, chosen.refused, chosen.refused_steps) == (None, [], [])
+    assert (chosen.manifest, chosen.refused, chosen.refused_ids) == (None, [], [])
 
 
 def test_the_newest_by_number_is_chosen_among_many_other_objects(store: Store, tmp_path: Path) -> None:
@@ -91,8 +92,10 @@ def test_an_attempt_that_was_not_committed_is_ignored_with_a_word(store: Store, 
     assert chosen.refused == [
         "step 20 is incomplete (generation 2 uploaded objects but no manifest) and is ignored",
     ]
-    assert chosen.refused_steps == []
-    with pytest.raises(CheckpointError, match=r"checkpoints/step-00000020\.json is missing in .*; committed steps: 10"):
+    assert chosen.refused_ids == []
+    with pytest.raises(
+        CheckpointError, match=r"checkpoints/step-00000020-c\*\.json is missing in .*; committed steps: 10"
+    ):
         choose_checkpoint(store, step=20)
 
 
@@ -113,7 +116,7 @@ def test_a_wrong_size_is_seen_without_reading_and_the_one_before_is_chosen(store
     chosen = choose_checkpoint(store, "sizes")
     assert chosen.manifest is not None
     assert chosen.manifest.step == 10
-    assert chosen.refused_steps == [30, 20]
+    assert chosen.refused_ids == [CheckpointId(30, 1), CheckpointId(20, 1)]
     size = newest.objects[damaged]
     assert f"step 30 is damaged: object {damaged}" in chosen.refused[0]
     assert f"expected {size} bytes, found {size - 1} bytes" in chosen.refused[0]
@@ -138,17 +141,17 @@ def test_a_flipped_byte_is_seen_by_the_full_check(store: Store, tmp_path: Path) 
 def test_an_excluded_step_and_an_unreadable_manifest_are_passed_over(store: Store, tmp_path: Path) -> None:
     for step in (10, 20, 30):
         committed(store, tmp_path, step)
-    store.write("checkpoints/step-00000020.json", [b"{}"])
-    chosen = choose_checkpoint(store, exclude=[30])
+    store.write("checkpoints/step-00000020-c1.json", [b"{}"])
+    chosen = choose_checkpoint(store, exclude=[CheckpointId(30, 1)])
     assert chosen.manifest is not None
     assert chosen.manifest.step == 10
-    assert chosen.refused_steps == [20]
-    assert "checkpoints/step-00000020.json" in chosen.refused[0]
+    assert chosen.refused_ids == [CheckpointId(20, 1)]
+    assert "checkpoints/step-00000020-c1.json" in chosen.refused[0]
 
 
 def test_storage_that_does_not_answer_says_nothing_about_a_checkpoint(store: Store, tmp_path: Path) -> None:
     manifest = committed(store, tmp_path, 10)
-    commit(store, manifest)
+    commit(store, manifest, first_claim(store))
 
     class Silent(LocalStore):
         def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from elastic_train.checkpoint.manifest import ChunkRecord, Manifest, TensorRecord, commit, object_path
+from elastic_train.checkpoint.catalog import commit
+from elastic_train.checkpoint.checksums import BLOCK_BYTES
+from elastic_train.checkpoint.manifest import ChunkRecord, Manifest, TensorRecord, object_path
 from elastic_train.storage.store import Store
+from tests.checkpoint.states import first_claim
 
 
 def commit_checkpoint(folder: Path, step: int, generation: int = 1, ranks: int = 2) -> None:
@@ -20,9 +23,15 @@ def commit_checkpoint(folder: Path, step: int, generation: int = 1, ranks: int =
         path = object_path(step, generation, rank)
         objects[path] = store.write(path, [data.tobytes()])
         digest = xxhash.xxh3_64_hexdigest(data.tobytes())
-        chunks.append(ChunkRecord(offsets=(8 * rank,), sizes=(8,), object=path, byte_offset=0, nbytes=32, xxh3=digest))
+        chunks.append(
+            ChunkRecord(offsets=(8 * rank,), sizes=(8,), object=path, byte_offset=0, nbytes=32, xxh3=(digest,))
+        )
     manifest = Manifest(
         step=step,
+        claim=1,
+        created=1.7e9,
+        metrics={},
+        block_bytes=BLOCK_BYTES,
         cursor=8 * step,
         generation=generation,
         seed=1,
@@ -34,4 +43,4 @@ def commit_checkpoint(folder: Path, step: int, generation: int = 1, ranks: int =
         objects=objects,
         tensors={"param.model.norm.weight": TensorRecord(dtype="float32", shape=(8 * ranks,), chunks=tuple(chunks))},
     )
-    assert commit(store, manifest).created
+    assert commit(store, manifest, first_claim(store)).created

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from elastic_train.checkpoint.manifest import list_checkpoints, load_manifest
+from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest
+from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.checkpoint.verify import verify_checkpoint
 from elastic_train.config.job import Job
 from elastic_train.controller.job_folder import job_store
@@ -81,7 +82,7 @@ def test_a_job_in_a_bucket_ends_with_its_curve_logs_and_checkpoints(
     names = {entry.path for entry in job_store(job).list()}
     assert {"job.json", "steps.jsonl", "ledger.jsonl", "journal.jsonl"} <= names
     keys = server.client().list_objects_v2(Bucket=s3_bucket, Prefix="team a+b/runs 1+1/whole/")["Contents"]
-    assert "team a+b/runs 1+1/whole/checkpoints/step-00000030.json" in {entry["Key"] for entry in keys}
+    assert "team a+b/runs 1+1/whole/checkpoints/step-00000030-c1.json" in {entry["Key"] for entry in keys}
 
 
 def test_after_a_total_loss_the_job_goes_on_from_the_bucket_on_another_number_of_hosts(
@@ -188,7 +189,7 @@ def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succee
         assert_same_curve(lines(job, "steps"), reference)
         assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
         assert whole_checkpoints(job)[-1] == 30
-        assert find_checkpoint(job_store(job)).step == 30
+        assert find_checkpoint(job_store(job)).checkpoint == CheckpointId(30, 1)
 
 
 def test_a_server_that_is_gone_at_the_end_fails_the_job_and_leaves_nobody_waiting(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.controller.inventory import Inventory
 from elastic_train.controller.restore_plan import plan_restore
 from tests.controller.records import hosts
@@ -17,7 +18,7 @@ def snapshots(step: int, places: str) -> Inventory:
 
 
 def kind_and_step(inventory: Inventory, nodes: str, checkpoint: int | None) -> tuple[str, int]:
-    plan = plan_restore(inventory, set(nodes), checkpoint)
+    plan = plan_restore(inventory, set(nodes), CheckpointId(checkpoint, 3) if checkpoint else None)
     there = hosts(nodes or "x")
     told = plan.directions(there[0], there, inventory)
     assert told["step"] == plan.step

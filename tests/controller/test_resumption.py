@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from elastic_train.checkpoint.manifest import list_checkpoints, load_manifest, manifest_path, object_path
+from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest
+from elastic_train.checkpoint.manifest import CheckpointId, object_path
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.job_folder import job_store
@@ -47,12 +48,12 @@ def store(tmp_path: Path) -> Store:
 
 def test_no_checkpoint(tmp_path: Path) -> None:
     chosen = find_checkpoint(Store.open(str(tmp_path / "job")))
-    assert (chosen.step, chosen.refused) == (None, [])
+    assert (chosen.checkpoint, chosen.refused) == (None, [])
 
 
 def test_the_newest_whole_checkpoint(store: Store) -> None:
     chosen = find_checkpoint(store)
-    assert (chosen.step, chosen.refused) == (30, [])
+    assert (chosen.checkpoint, chosen.refused) == (CheckpointId(30, 1), [])
     assert list_checkpoints(store) == [10, 20, 30]
 
 
@@ -62,26 +63,26 @@ def test_a_truncated_one_is_passed_over_by_name_and_its_step_can_be_committed_an
     path = object_path(30, 1, 1)
     store.write(path, [store.read(path)[:-1]])
     chosen = find_checkpoint(store)
-    assert chosen.step == 20
+    assert chosen.checkpoint == CheckpointId(20, 1)
     (sentence,) = chosen.refused
     assert path in sentence
     assert list_checkpoints(store) == [10, 20]
     save_and_commit(store, tmp_path, even_layout(some_tensors(30), 3), 30, generation=2)
-    assert find_checkpoint(store).step == 30
+    assert find_checkpoint(store).checkpoint == CheckpointId(30, 1)
 
 
 def test_one_that_a_rank_found_damaged_is_put_out_of_the_way(store: Store) -> None:
     """Sizes are right, so only the caller knows."""
-    chosen = find_checkpoint(store, damaged=(30,))
-    assert (chosen.step, chosen.refused) == (20, [])
+    chosen = find_checkpoint(store, damaged=(CheckpointId(30, 1),))
+    assert (chosen.checkpoint, chosen.refused) == (CheckpointId(20, 1), [])
     assert list_checkpoints(store) == [10, 20]
-    assert find_checkpoint(store).step == 20
+    assert find_checkpoint(store).checkpoint == CheckpointId(20, 1)
 
 
 def test_objects_without_a_manifest_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
     save(store, tmp_path, even_layout(some_tensors(40), 2), 40, generation=3)
     chosen = find_checkpoint(store)
-    assert chosen.step == 30
+    assert chosen.checkpoint == CheckpointId(30, 1)
     (sentence,) = chosen.refused
     assert "step 40 is incomplete" in sentence
 
@@ -89,11 +90,11 @@ def test_objects_without_a_manifest_are_no_checkpoint(store: Store, tmp_path: Pa
 def test_when_all_are_damaged_none_is_chosen_and_each_is_named(store: Store) -> None:
     for step in (10, 20):
         store.delete(object_path(step, 1, 0))
-    store.write(manifest_path(30), [b"{}"])
+    store.write(CheckpointId(30, 1).path, [b"{}"])
     chosen = find_checkpoint(store)
-    assert chosen.step is None
+    assert chosen.checkpoint is None
     assert [name in sentence for name, sentence in zip(
-        (manifest_path(30), object_path(20, 1, 0), object_path(10, 1, 0)), chosen.refused, strict=True
+        (CheckpointId(30, 1).path, object_path(20, 1, 0), object_path(10, 1, 0)), chosen.refused, strict=True
     )] == [True] * 3  # fmt: skip
     assert list_checkpoints(store) == []
 
