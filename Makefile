@@ -33,8 +33,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Two workers: one has the tests that start Ray clusters and mostly wait, the other the rest.
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-fast: lint
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

@@ -1,11 +1,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.s3_server import S3Server, running_s3_server
+
+
+RAY_FILES = {
+    "cli/test_dry_run.py",
+    "cli/test_quickstart.py",
+    "cli/test_submission.py",
+    "cli/test_submit.py",
+    "cli/test_train.py",
+    "controller/test_ray_contract.py",
+    "controller/test_ray_job.py",
+}
+"""Tests that start Ray clusters, which mostly wait."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For ``pytest -n 2 --dist loadgroup``: one worker has all clusters, the other the rest, file by file.
+
+    So there is one cluster at a time. They come first, as they take longest.
+    """
+    for item in items:
+        name = item.path.relative_to(Path(__file__).parent).as_posix()
+        item.add_marker(pytest.mark.xdist_group("ray" if name in RAY_FILES else name))
+    items.sort(key=lambda item: "ray" not in item.get_closest_marker("xdist_group").args)  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="session")
