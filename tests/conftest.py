@@ -8,7 +8,6 @@ import pytest
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.s3_server import S3Server, running_s3_server
 
-
 RAY_FILES = {
     "cli/test_dry_run.py",
     "cli/test_quickstart.py",
