@@ -93,6 +93,8 @@ class Checkpointer:
         self.claim: Claim | None = None
         self.committed: CheckpointId | None = None
         """where the job goes on when everything in memory is lost"""
+        self.committed_generation: int | None = None
+        """the generation it was written by; None when that was in an earlier submission"""
         self.running: Save | None = None
         self.data_digest = ""
 
@@ -148,7 +150,7 @@ class Checkpointer:
             assert self.claim is not None
             loop, store = asyncio.get_running_loop(), self._folder.store
             taken = await loop.run_in_executor(None, fall_back, store, self.claim, time.time(), (damaged,))
-            self.claim, self.committed = taken.claim, taken.checkpoint
+            self.claim, self.committed, self.committed_generation = taken.claim, taken.checkpoint, None
         return taken.refused
 
     async def _save(
@@ -173,6 +175,8 @@ class Checkpointer:
 
     async def _commit(self, save: Save, manifest: Manifest, claim: Claim) -> None:
         loop, store = asyncio.get_running_loop(), self._folder.store
+        # First the lines of the steps that it stands for: a job that goes on from it could not write them again.
+        await loop.run_in_executor(None, self._folder.steps.flush)
         committed = await loop.run_in_executor(None, commit, store, manifest, claim)
         if save.gone_back_to is not None:  # too late to keep it from being created, so it is made to count no longer
             async with self._claiming:
@@ -181,6 +185,7 @@ class Checkpointer:
                     self.claim = new
             self._require_wanted(save)
         save.manifest, save.seconds, self.committed = committed.manifest, save.seconds_so_far, committed.manifest.id
+        self.committed_generation = committed.manifest.generation
         save.tidied = await loop.run_in_executor(None, tidy, store, claim, self._job.checkpoint)
 
     def _require_wanted(self, save: Save) -> None:

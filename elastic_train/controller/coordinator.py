@@ -183,6 +183,7 @@ class Coordinator:
             if (save := await self._checkpointer.finish(snapshots, layout, metrics)) is not None:
                 self._record_save(save)
         except Fenced as error:
+            self._folder.abandon()
             state, reason = State.FAILED, _superseded(error)
         except Exception as error:
             self._record("checkpoint_failed", detail=f"{type(error).__name__}: {error}")
@@ -490,6 +491,7 @@ class Coordinator:
 
     def _on_superseded(self, error: Fenced) -> None:
         if not self.state.ended and self.state != State.FINISHING:  # the last commit will find out by itself
+            self._folder.abandon()
             self._end(State.FAILED, _superseded(error))
 
     # -- generations ---------------------------------------------------------------------------------------------
