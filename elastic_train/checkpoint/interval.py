@@ -66,9 +66,18 @@ class SaveCost:
             self._costs.append(max(sum(self._during) - len(self._during) * self.step_seconds, 0.0))
         self._during = []
 
+    def gave_up(self) -> None:
+        """A save is over without a checkpoint; what it cost tells nothing of whole ones."""
+        self._during = []
+
+    def forget_steps(self) -> None:
+        """From now on steps take another time: another layout."""
+        self._quiet.clear()
+        self._during = []
+
     @property
     def known(self) -> bool:
-        return bool(self._costs)
+        return bool(self._costs and self._quiet)
 
     @property
     def seconds(self) -> float:

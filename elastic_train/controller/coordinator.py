@@ -420,6 +420,7 @@ class Coordinator:
 
     def _on_first_step(self, generation: Generation) -> None:
         generation.first_step_at = time.time()
+        self._schedule.new_layout()
         self.state = State.RUNNING
         for host in self.hosts.values():
             host.connection.send({"type": "discard", "before_generation": generation.number})
@@ -441,7 +442,8 @@ class Coordinator:
     def _checkpoint_if_due(self, generation: Generation, snapshots: SnapshotSet) -> None:
         line = self.last_line
         seconds = line["seconds"] + line["snapshot_seconds"] + line["stall_seconds"]
-        self._schedule.step(seconds, self._checkpointer.running is not None)
+        if (change := self._schedule.step(seconds, self._checkpointer.running is not None)) is not None:
+            self._record("checkpoint_interval", **change)
         if not self._schedule.due(snapshots.step):
             return
         running = self._checkpointer.running
@@ -467,8 +469,7 @@ class Coordinator:
 
     def _record_save(self, save: Save) -> None:
         self._record("checkpoint_committed", **save.report())
-        if (change := self._schedule.committed(save.seconds)) is not None:
-            self._record("checkpoint_interval", **change)
+        self._schedule.committed(save.seconds)
         removed = save.tidied.removed
         if removed.steps or removed.objects or removed.unfinished:
             self._record("checkpoints_removed", **dataclasses.asdict(removed))

@@ -30,6 +30,10 @@ class SaveSchedule:
         self._again: int | None = None
         """step from which a save that failed or was skipped is tried again"""
         self._failed_saves = 0
+        self._touched = False
+        """whether a save was going on at any time since the last step finished"""
+        self._save_seconds: float | None = None
+        """of the last save, once it is committed"""
 
     def start(self, step: int) -> None:
         """The job begins after ``step``."""
@@ -41,6 +45,7 @@ class SaveSchedule:
 
     def begun(self, step: int) -> None:
         self._last, self._again = step, None
+        self._touched, self._save_seconds = True, None
 
     def skipped(self, step: int) -> bool:
         """A due save was not begun as another one is going on: the next finished step is due, too.
@@ -62,18 +67,34 @@ class SaveSchedule:
         if self._again is not None:
             self._again = min(self._again, step + 1)
 
-    def step(self, seconds: float, saving: bool) -> None:
-        """A step has finished, ``saving`` when a save was going on meanwhile."""
-        self._cost.step(seconds, saving)
+    def step(self, seconds: float, saving: bool) -> dict[str, Any] | None:
+        """A step has finished, ``saving`` when a save is going on at its end.
+
+        Returns what a tuned interval changes to and why, None when it stays.
+        """
+        touched, self._touched = saving or self._touched, saving
+        self._cost.step(seconds, touched)
+        if not touched or saving:
+            return None
+        if self._save_seconds is None:
+            self._cost.gave_up()
+            return None
+        self._cost.saved()
+        return self._tune(self._save_seconds)
 
     def trouble(self) -> None:
         """A failure that took work away."""
         self._failures += 1
 
-    def committed(self, save_seconds: float) -> dict[str, Any] | None:
-        """A save is over; what a tuned interval changes to and why, None when it stays."""
-        self._failed_saves = 0
-        self._cost.saved()
+    def new_layout(self) -> None:
+        """Steps take another time from now on."""
+        self._cost.forget_steps()
+
+    def committed(self, save_seconds: float) -> None:
+        """A save is over, well."""
+        self._failed_saves, self._save_seconds = 0, save_seconds
+
+    def _tune(self, save_seconds: float) -> dict[str, Any] | None:
         if not self._tuned or not self._cost.known:
             return None
         mtbf = mean_time_between_failures(time.monotonic() - self._started, self._failures)
