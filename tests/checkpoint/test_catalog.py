@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from elastic_train.checkpoint.catalog import commit, list_checkpoints, load_mani
 from elastic_train.checkpoint.claims import FRESH, Claim, take_claim
 from elastic_train.checkpoint.errors import CheckpointError, Fenced
 from elastic_train.checkpoint.manifest import CheckpointId, Manifest, object_path
+from elastic_train.checkpoint.restore_checkpoint import restore_from_checkpoint
 from elastic_train.checkpoint.tidy import tidy
 from elastic_train.checkpoint.verify import choose_checkpoint
-from elastic_train.config.operation import CheckpointConfig
+from elastic_train.config.operation import CheckpointConfig, StorageConfig
 from elastic_train.controller.resumption import TakenOver, fall_back, take_over
 from elastic_train.storage.store import Store
 from tests.checkpoint.memory_store import MemoryStore, PausingStore, Turns
+from tests.checkpoint.states import emptied, even_layout, same, some_tensors, upload_images, write_images
+from tests.s3_server import S3Server
 
 
 def manifest(claim: Claim, step: int, path: str = "") -> Manifest:
@@ -206,3 +210,45 @@ def paused_zombie(pause: int) -> bool:
 def test_a_zombie_that_wakes_up_before_any_of_its_calls_deletes_nothing_that_is_needed() -> None:
     pauses = next(pause for pause in itertools.count() if paused_zombie(pause))
     assert pauses > 30
+
+
+# -- cases that others have met --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ck_08_the_newest_is_found_behind_a_thousand_other_keys(s3_environment: S3Server, s3_bucket: str) -> None:
+    """CK-08: steps 999 and 1000, and 1,500 keys that sort before them, on a server whose LIST gives 1,000 at a time."""
+    config = StorageConfig(endpoint_url=s3_environment.endpoint_url)
+    store = Store.open(f"s3://{s3_bucket}/ck-08", config)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: store.write(f"checkpoints/aaa/{n:05d}", [b""]), range(1500)))
+    claim = take_claim(store, FRESH, "a", 1.0)
+    for step in (999, 1000):
+        commit(store, uploaded(store, claim, step), claim)
+    page = s3_environment.client().list_objects_v2(Bucket=s3_bucket, Prefix="ck-08/checkpoints/")
+    assert page["IsTruncated"]
+    assert not any("step-" in item["Key"] for item in page["Contents"])
+    assert list_checkpoints(store) == [999, 1000]
+    taken = take_over(store, "b", 2.0)
+    assert (taken.checkpoint, taken.refused) == (CheckpointId(1000, 1), [])
+
+
+def test_ck_12_leftovers_of_another_attempt_are_not_mixed_into_a_checkpoint(store: Store, tmp_path: Path) -> None:
+    """CK-12: four ranks have left objects of step 20, two save it again; names that nobody has written are there, too."""
+    leftovers = write_images(tmp_path, even_layout(some_tensors(1), 4), 20, generation=1)
+    upload_images(store, leftovers, 20, 1)
+    junk = [object_path(20, 2, rank) for rank in (2, 3)] + ["checkpoints/step-00000020-g2/optim.pt"]
+    for path in junk:
+        store.write(path, [b"junk"])
+    claim = take_claim(store, FRESH, "a", 1.0)
+    states = even_layout(some_tensors(2), 2)
+    made = upload_images(store, write_images(tmp_path, states, 20, generation=2), 20, 2)
+    commit(store, made, claim)
+    assert made.objects == {path: store.size(path) for path in (object_path(20, 2, 0), object_path(20, 2, 1))}
+    for rank, wanted in enumerate(states):
+        target = emptied(wanted)
+        loaded = restore_from_checkpoint(target, store, rank=rank)
+        assert loaded is not None
+        assert same(target, wanted)
+    tidy(store, claim, CheckpointConfig(grace_seconds=0.0))
+    assert {entry.path for entry in store.list("checkpoints/step-")} == {made.id.path, *made.objects}
