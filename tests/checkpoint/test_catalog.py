@@ -234,7 +234,7 @@ def test_ck_08_the_newest_is_found_behind_a_thousand_other_keys(s3_environment: 
 
 
 def test_ck_12_leftovers_of_another_attempt_are_not_mixed_into_a_checkpoint(store: Store, tmp_path: Path) -> None:
-    """CK-12: four ranks have left objects of step 20, two save it again; names that nobody has written are there, too."""
+    """CK-12: four ranks have left objects of step 20, two save it again, and there is other junk."""
     leftovers = write_images(tmp_path, even_layout(some_tensors(1), 4), 20, generation=1)
     upload_images(store, leftovers, 20, 1)
     junk = [object_path(20, 2, rank) for rank in (2, 3)] + ["checkpoints/step-00000020-g2/optim.pt"]

@@ -92,7 +92,7 @@ def test_the_metrics_of_a_checkpoint_are_those_of_its_step_and_the_best_one_stay
 
 def test_a_tuned_interval_is_recorded_with_its_reasons_and_kept_to(corpus: Path, tmp_path: Path) -> None:
     tuned = ("checkpoint.interval=tuned", "checkpoint.every_steps=3", "checkpoint.min_steps=2")
-    job = make_job(corpus, tmp_path, "tuned", "training.steps=60", *tuned, "checkpoint.max_steps=15", "hosts.max=1")
+    job = make_job(corpus, tmp_path, "tuned", "training.steps=40", *tuned, "checkpoint.max_steps=15", "hosts.max=1")
     with LocalJob(job) as run:
         run.start_host("a", "a")
         assert run.finish()["state"] == "finished"
@@ -105,10 +105,10 @@ def test_a_tuned_interval_is_recorded_with_its_reasons_and_kept_to(corpus: Path,
             assert abs(event["steps"] - interval) > 0.2 * interval
             interval, changes = event["steps"], changes + 1
         elif event["event"] == "checkpoint_committed":
-            assert event["step"] == 60 or event["step"] - last >= min(interval, 3)
+            assert event["step"] == 40 or event["step"] - last >= min(interval, 3)
             last = event["step"]
     assert changes  # 3 steps are neither what the save costs nor what it takes
-    assert last == 60
+    assert last == 40
 
 
 def test_ck_11_a_commit_that_is_refused_is_made_soon_again(
