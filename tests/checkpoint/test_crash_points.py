@@ -9,10 +9,11 @@ import itertools
 import os
 import random
 import shutil
+import tempfile
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from elastic_train.checkpoint.catalog import commit
 from elastic_train.checkpoint.claims import Claim
 from elastic_train.checkpoint.restore_checkpoint import restore_from_checkpoint
 from elastic_train.checkpoint.tidy import tidy
-from elastic_train.config.operation import CheckpointConfig, StorageConfig
+from elastic_train.config.operation import CheckpointConfig, SnapshotConfig, StorageConfig
 from elastic_train.controller.resumption import take_over
 from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
@@ -110,12 +111,21 @@ def dies(death: Death, work: Callable[[], None]) -> bool:
     return code == 77
 
 
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder in memory: the test is about what is there after a death, and disks are slow at fsync."""
+    with tempfile.TemporaryDirectory(prefix="crash-points-", dir=SnapshotConfig().directory) as name:
+        yield Path(name)
+
+
 @pytest.mark.slow
-def test_500_deaths_at_all_points_of_a_save(tmp_path: Path) -> None:
+def test_500_deaths_at_all_points_of_a_save(memory_path: Path) -> None:
     states = {5: tensors(5), 10: tensors(10), 20: tensors(20)}
-    images = {step: write_images(tmp_path, even_layout(state, 3), step, buffer=step) for step, state in states.items()}
-    again = write_images(tmp_path, even_layout(states[20], 2, dim=1), 20, generation=2)
-    template, job = tmp_path / "template", tmp_path / "job"
+    images = {
+        step: write_images(memory_path, even_layout(state, 3), step, buffer=step) for step, state in states.items()
+    }
+    again = write_images(memory_path, even_layout(states[20], 2, dim=1), 20, generation=2)
+    template, job = memory_path / "template", memory_path / "job"
     before = LocalStore(template)
     claim = take_over(before, "first", 1.0).claim
     for step in (5, 10):
