@@ -147,6 +147,11 @@ class JobFolder:
         """Raises StorageError, after all logs have had their turn, when one could not be written."""
         self._for_each_log(JsonLines.flush)
 
+    def abandon(self) -> None:
+        """Another submission writes these logs from now on."""
+        for lines in (self.journal, self.ledger, self.steps):
+            lines.abandon()
+
     def close(self) -> None:
         """As ``flush``; nothing can be written afterwards."""
         self._for_each_log(JsonLines.close)

@@ -63,7 +63,7 @@ class JsonLines:
         self._changed = threading.Condition()
         self._pending: list[bytes] = []
         self._error: StorageError | None = None
-        self._closed = False
+        self._closed = self._abandoned = False
         self._local = store.local_path(path) is not None
         self._kept: list[bytes] = []  # S3: what the object holds, line by line
         self._thread: threading.Thread | None = None
@@ -92,6 +92,8 @@ class JsonLines:
         """Adds one object. Raises ``ValueError`` or ``TypeError`` when it is not JSON (NaN is written as such)."""
         data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
         with self._changed:
+            if self._abandoned:
+                return
             if self._closed:
                 raise ValueError(f"{self.uri}: the log is closed")
             self._pending.append(data)
@@ -119,6 +121,14 @@ class JsonLines:
             with self._changed:
                 self._closed = True
                 self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """The log is another writer's from now on: nothing is written any more, and what was not yet is dropped."""
+        with self._changed:
+            self._abandoned = self._closed = True
+            self._pending.clear()
+            self._rewritten = self._urgent = False
+            self._changed.notify_all()
 
     def rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Drops the lines for which ``keep`` is false, in storage too. Raises :class:`StorageError`."""

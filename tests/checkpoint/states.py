@@ -135,24 +135,37 @@ def save(
 ) -> Manifest:
     """Uploads without committing; the manifest is what a coordinator would commit."""
     paths = write_images(images, states, step, generation)
+    return upload_images(store, paths, step, generation, model=model)
+
+
+def upload_images(
+    store: Store,
+    paths: Sequence[Path],
+    step: int,
+    generation: int = 1,
+    attempt: str = "",
+    claim: int = 1,
+    model: object = None,
+) -> Manifest:
+    """What the hosts of all ranks do with their whole images, and the manifest of it. Needs no torch."""
     descriptions = {rank: Image.open(path).description() for rank, path in enumerate(paths)}
     uploads = []
     for rank, indices in assign_chunks(descriptions).items():
-        path = object_path(step, generation, rank)
+        path = object_path(step, generation, rank, attempt)
         upload = upload_image(Image.open(paths[rank]), step, descriptions[rank], indices, store, path)
         if upload.nbytes:
             uploads.append(upload)
     tensors, objects = merge(uploads)
     return Manifest(
         step=step,
-        claim=1,
+        claim=claim,
         created=1.7e9,
         metrics={},
         block_bytes=BLOCK_BYTES,
         cursor=step * 8,
         generation=generation,
         seed=1,
-        layout={"dp_shard": len(states)},
+        layout={"dp_shard": len(paths)},
         config_digest="c",
         data_digest="d",
         model=model or {},

@@ -53,10 +53,33 @@ def test_ranks_that_hold_replicas_even_out_what_the_others_hold_alone() -> None:
     assert len(assigned[1]) == 10
 
 
-def test_replicas_are_in_storage_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (5, 1), (8, 1), (2, 2), (2, 4), (4, 2)])
+def test_the_ranks_share_the_work_of_a_language_model_evenly(replicas: int, shards: int) -> None:
+    """DDP and HSDP of 12 layers of 512 with 32,000 words: its two large tables are half of it."""
+    shapes: dict[str, tuple[int, ...]] = {"embed": (32000, 512), "head": (32000, 512), "norm": (512,)}
+    matrices = {"q": (512, 512), "kv": (256, 512), "o": (512, 512), "up": (2816, 512), "down": (512, 1408)}
+    for layer in range(12):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in matrices.items()}
+    full = {
+        f"{kind}.{name}": torch.empty(shape, device="meta")
+        for kind in ("param", "exp_avg", "exp_avg_sq")
+        for name, shape in shapes.items()
+    }
+    states = even_layout(full, shards) * replicas
+    descriptions = {rank: describe(state) for rank, state in enumerate(states)}
+    loads = [
+        sum(descriptions[rank].chunks[index].nbytes for index in indices)
+        for rank, indices in assign_chunks(descriptions).items()
+    ]
+    assert sum(loads) == sum(tensor.nbytes for tensor in full.values())
+    assert max(loads) <= 1.5 * sum(loads) / len(loads)
+
+
+@pytest.mark.parametrize(("replicas", "shards"), [(5, 1), (2, 3)])
+def test_replicas_are_in_storage_once(tmp_path: Path, replicas: int, shards: int) -> None:
     full = some_tensors(3)
     store = Store.open(str(tmp_path / "job"))
-    manifest = save(store, tmp_path, even_layout(full, 1) * 5, step=4)
+    manifest = save(store, tmp_path, even_layout(full, shards) * replicas, step=4)
     assert sum(entry.size for entry in store.list()) == sum(tensor.nbytes for tensor in full.values())
     assert {entry.path: entry.size for entry in store.list()} == manifest.objects
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest
+from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest, read_catalog
 from elastic_train.checkpoint.manifest import CheckpointId
-from elastic_train.checkpoint.verify import verify_checkpoint
+from elastic_train.checkpoint.verify import choose_checkpoint, verify_checkpoint
 from elastic_train.config.job import Job
 from elastic_train.controller.job_folder import job_store
-from elastic_train.controller.resumption import find_checkpoint
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.json_lines import read_json_lines
 from elastic_train.storage.store import Store
@@ -130,7 +130,7 @@ def test_a_truncated_object_is_refused_by_name(
     assert last in whole_checkpoints(job) or last < whole_checkpoints(job)[0]  # committed anew (and perhaps retired)
 
 
-def test_of_two_coordinators_of_one_job_one_commits_each_step(
+def test_of_two_submissions_of_one_job_at_once_the_later_goes_on_and_the_other_ends(
     server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
 ) -> None:
     """A job submitted on two clusters at once; their layouts differ, and so do their objects."""
@@ -143,17 +143,24 @@ def test_of_two_coordinators_of_one_job_one_commits_each_step(
             runs.append(run)
             started.wait()
             start_hosts(run, hosts)
-            assert run.finish()["state"] == "finished"
+            run.finish()
 
     threads = [threading.Thread(target=submit, args=(hosts,)) for hosts in ("a", "bc")]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    while not runs:  # it has its claim
+        time.sleep(0.01)
+    threads[1].start()
     for thread in threads:
         thread.join()
     job = s3_job(server, s3_bucket, corpus, "twice")
-    assert [run.coordinator.state.value for run in runs] == ["finished", "finished"]
-    assert whole_checkpoints(job)[-1] == 30
-    assert set(whole_checkpoints(job)) <= {10, 20, 30}
+    assert [run.coordinator.state.value for run in runs] == ["failed", "finished"]
+    assert "another submission of this job has taken over: claim 1 on " in runs[0].coordinator.message
+    assert events(runs[0], "checkpoint_committed") == []
+    assert [host.returncode for run in runs for host in run.hosts.values()] == [0] * 3
+    assert whole_checkpoints(job) == [10, 20, 30]
+    catalog = read_catalog(job_store(job))
+    assert {checkpoint.claim for checkpoint in catalog.committed} == {catalog.claim.number if catalog.claim else 0}
+    assert_same_curve(lines(job, "steps"), reference)  # the other has not written over its log
 
 
 def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succeeds(
@@ -189,7 +196,12 @@ def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succee
         assert_same_curve(lines(job, "steps"), reference)
         assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
         assert whole_checkpoints(job)[-1] == 30
-        assert find_checkpoint(job_store(job)).checkpoint == CheckpointId(30, 1)
+        chosen = choose_checkpoint(job_store(job)).manifest
+        assert chosen is not None
+        assert chosen.id == CheckpointId(30, 1)
+        skipped = events(run, "checkpoint_skipped")
+        assert skipped
+        assert all(event["running"] < event["step"] and event["seconds"] > 0 for event in skipped)
 
 
 def test_a_server_that_is_gone_at_the_end_fails_the_job_and_leaves_nobody_waiting(

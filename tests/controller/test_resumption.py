@@ -17,12 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest
+from elastic_train.checkpoint.catalog import commit, list_checkpoints, load_manifest
+from elastic_train.checkpoint.claims import FRESH, go_on_from
 from elastic_train.checkpoint.manifest import CheckpointId, object_path
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.job_folder import job_store
-from elastic_train.controller.resumption import find_checkpoint, open_data
+from elastic_train.controller.resumption import fall_back, open_data, take_over
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.order import SampleOrder
@@ -46,14 +47,22 @@ def store(tmp_path: Path) -> Store:
     return store
 
 
-def test_no_checkpoint(tmp_path: Path) -> None:
-    chosen = find_checkpoint(Store.open(str(tmp_path / "job")))
-    assert (chosen.checkpoint, chosen.refused) == (None, [])
+def goes_on_from(store: Store) -> CheckpointId | None:
+    return take_over(store, "test", 2.0).checkpoint
+
+
+def test_the_first_of_a_job_has_nothing_to_choose_from(tmp_path: Path) -> None:
+    store = Store.open(str(tmp_path / "job"))
+    taken = take_over(store, "test", 1.0)
+    assert (taken.claim.number, taken.claim.from_step) == (1, FRESH)
+    assert (taken.checkpoint, taken.refused) == (None, [])
+    again = take_over(store, "test", 2.0)
+    assert (again.claim.number, again.claim.from_step, again.checkpoint) == (3, FRESH, None)
 
 
 def test_the_newest_whole_checkpoint(store: Store) -> None:
-    chosen = find_checkpoint(store)
-    assert (chosen.checkpoint, chosen.refused) == (CheckpointId(30, 1), [])
+    taken = take_over(store, "test", 2.0)
+    assert (taken.claim.from_step, taken.checkpoint, taken.refused) == (30, CheckpointId(30, 1), [])
     assert list_checkpoints(store) == [10, 20, 30]
 
 
@@ -62,28 +71,40 @@ def test_a_truncated_one_is_passed_over_by_name_and_its_step_can_be_committed_an
 ) -> None:
     path = object_path(30, 1, 1)
     store.write(path, [store.read(path)[:-1]])
-    chosen = find_checkpoint(store)
-    assert chosen.checkpoint == CheckpointId(20, 1)
-    (sentence,) = chosen.refused
+    taken = take_over(store, "test", 2.0)
+    assert (taken.checkpoint, taken.claim.from_step) == (CheckpointId(20, 1), 20)
+    (sentence,) = taken.refused
     assert path in sentence
     assert list_checkpoints(store) == [10, 20]
-    save_and_commit(store, tmp_path, even_layout(some_tensors(30), 3), 30, generation=2)
-    assert find_checkpoint(store).checkpoint == CheckpointId(30, 1)
+    manifest = save(store, tmp_path, even_layout(some_tensors(30), 3), 30, generation=2)
+    commit(store, manifest.model_copy(update={"claim": taken.claim.number}), taken.claim)
+    assert goes_on_from(store) == CheckpointId(30, taken.claim.number)
 
 
-def test_one_that_a_rank_found_damaged_is_put_out_of_the_way(store: Store) -> None:
-    """Sizes are right, so only the caller knows."""
-    chosen = find_checkpoint(store, damaged=(CheckpointId(30, 1),))
-    assert (chosen.checkpoint, chosen.refused) == (CheckpointId(20, 1), [])
+def test_one_that_a_rank_found_damaged_counts_no_longer(store: Store) -> None:
+    """Sizes are right, so only the caller knows. The claim is a new one, although its holder is the same."""
+    first = take_over(store, "test", 2.0)
+    taken = fall_back(store, first.claim, 3.0, damaged=(CheckpointId(30, 1),))
+    assert (taken.checkpoint, taken.refused) == (CheckpointId(20, 1), [])
+    assert (taken.claim.number, taken.claim.from_step) == (first.claim.number + 1, 20)
     assert list_checkpoints(store) == [10, 20]
-    assert find_checkpoint(store).checkpoint == CheckpointId(20, 1)
+    assert store.exists("checkpoints/refused/step-00000030-c1.json")
+    assert goes_on_from(store) == CheckpointId(20, 1)
 
 
-def test_objects_without_a_manifest_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
+def test_who_dies_before_the_refused_one_is_put_aside_has_refused_it_all_the_same(store: Store) -> None:
+    first = take_over(store, "test", 2.0)
+    go_on_from(store, first.claim, 20, 3.0)
+    assert store.exists(CheckpointId(30, 1).path)
+    assert goes_on_from(store) == CheckpointId(20, 1)
+
+
+def test_ck_03_an_attempt_that_was_not_committed_is_ignored_with_a_word(store: Store, tmp_path: Path) -> None:
+    """CK-03: killed in the middle of a save, the job goes on from the one before, and says what it ignores."""
     save(store, tmp_path, even_layout(some_tensors(40), 2), 40, generation=3)
-    chosen = find_checkpoint(store)
-    assert chosen.checkpoint == CheckpointId(30, 1)
-    (sentence,) = chosen.refused
+    taken = take_over(store, "test", 2.0)
+    assert taken.checkpoint == CheckpointId(30, 1)
+    (sentence,) = taken.refused
     assert "step 40 is incomplete" in sentence
 
 
@@ -91,10 +112,10 @@ def test_when_all_are_damaged_none_is_chosen_and_each_is_named(store: Store) -> 
     for step in (10, 20):
         store.delete(object_path(step, 1, 0))
     store.write(CheckpointId(30, 1).path, [b"{}"])
-    chosen = find_checkpoint(store)
-    assert chosen.checkpoint is None
+    taken = take_over(store, "test", 2.0)
+    assert taken.checkpoint is None
     assert [name in sentence for name, sentence in zip(
-        (CheckpointId(30, 1).path, object_path(20, 1, 0), object_path(10, 1, 0)), chosen.refused, strict=True
+        (CheckpointId(30, 1).path, object_path(20, 1, 0), object_path(10, 1, 0)), taken.refused, strict=True
     )] == [True] * 3  # fmt: skip
     assert list_checkpoints(store) == []
 

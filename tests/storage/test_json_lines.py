@@ -146,3 +146,16 @@ def test_close_reports_lines_that_never_arrived(s3_environment: S3Server, s3_buc
         StorageError, match=r"/log: 1 new lines are not in storage yet: not written within 0\.2 seconds"
     ):
         log.close(timeout=0.2)
+
+
+def test_an_abandoned_log_is_its_next_writers(store: Store) -> None:
+    old = JsonLines(store, "log", interval_seconds=0.01)
+    old.append({"n": 1})
+    old.flush()
+    new = JsonLines(store, "log", interval_seconds=0.01)
+    old.abandon()
+    old.append({"n": "late"})
+    new.append({"n": 2})
+    new.close()
+    old.close()
+    assert [line["n"] for line in read_json_lines(store, "log")] == [1, 2]
