@@ -181,6 +181,8 @@ def _commit(target: Store, renamed: Manifest, source_uri: str, pin_reason: str |
         claim = catalog.claim or take_claim(
             target, committed[-1].step if committed else FRESH, f"copy from {source_uri}", time.time()
         )
+        if not any(number == claim.number for number, _ in claim.history):
+            raise CheckpointError(f"{claim.holder} is just taking over {target.uri}; copy again in a moment")
         manifest = renamed.model_copy(update={"claim": claim.number})
         if pin_reason is not None:
             pin(target, manifest.id, pin_reason)

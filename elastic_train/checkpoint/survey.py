@@ -33,6 +33,8 @@ class Status(StrEnum):
     """A later claim has committed the same step."""
     FENCED = "fenced"
     """A later claim did not go on from it, so it does not count."""
+    UNCLAIMED = "unclaimed"
+    """The claim that it was committed under is not there, so it does not count."""
     REFUSED = "refused"
     """A run has found it damaged and put its manifest aside."""
     INCOMPLETE = "incomplete"
@@ -104,11 +106,14 @@ def _read(catalog: Catalog, path: str) -> Manifest | str:
 
 
 def _status(catalog: Catalog, path: str, checkpoint: CheckpointId, content: Manifest | str) -> tuple[Status, str]:
+    claim = catalog.claim
     if path.startswith(_REFUSED):
         return Status.REFUSED, "found damaged by a run, and put aside"
     if isinstance(content, str):
         return Status.UNREADABLE, content
-    if checkpoint in catalog.fenced:
+    if claim is not None and checkpoint.claim > claim.number:
+        return Status.UNCLAIMED, f"there is no claim {checkpoint.claim}: committed just now, or its record is lost"
+    if claim is not None and not claim.counts(checkpoint.step, checkpoint.claim):
         return Status.FENCED, f"a claim later than {checkpoint.claim} did not go on from it, so it does not count"
     if checkpoint not in catalog.committed:
         return Status.SUPERSEDED, "a later claim has committed this step anew"

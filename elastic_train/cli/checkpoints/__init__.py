@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from elastic_train.cli import huggingface
-from elastic_train.cli.checkpoints import checking, comparing, keeping, listing, moving
+from elastic_train.cli.checkpoints import checking, collecting, comparing, keeping, listing, moving
 
 app = typer.Typer(
     help="List, show, verify, compare, pin, clean up, copy and convert checkpoints.",
-    epilog="JOB[@STEP] is a job's name (with --storage), its job file, or the URI of its folder, and a step.",
+    epilog=r"JOB\[@STEP] is a job's name (with --storage), its job file, or the URI of its folder, and a step.",
     no_args_is_help=True,
 )
 for _name, _command in (
@@ -19,7 +19,7 @@ for _name, _command in (
     ("diff", comparing.diff),
     ("pin", keeping.pin),
     ("unpin", keeping.unpin),
-    ("gc", keeping.collect),
+    ("gc", collecting.collect),
     ("copy", moving.copy),
     ("export-hf", huggingface.export_hf),
     ("import-hf", huggingface.import_hf),

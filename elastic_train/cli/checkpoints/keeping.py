@@ -1,4 +1,4 @@
-"""checkpoint pin, unpin and gc: what retention leaves alone, and what it would take."""
+"""checkpoint pin and unpin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,3 @@ def unpin(
     unpin_it(chosen.store, chosen.id)
     was = "was not pinned" if before is None else f"is pinned no longer; it was: {before}"
     typer.echo(f"step {chosen.id.step} of {chosen.name} {was}")
-
-
-def collect() -> None:
-    """(below)"""
