@@ -60,7 +60,7 @@ def survey(catalog: Catalog) -> list[Found]:
     """Sorted by step. Raises StorageError; a manifest that cannot be read is a line of its own."""
     places = {entry: place for entry in catalog.entries if (place := _place(entry.path)) is not None}
     with ThreadPoolExecutor(_THREADS) as pool:
-        contents = dict(zip(places, pool.map(lambda entry: _read(catalog, entry.path), places), strict=True))
+        contents = dict(zip(places, pool.map(lambda item: _read(catalog, *item), places.items()), strict=True))
     attempts: dict[str, list[Entry]] = {}
     for entry in catalog.entries:
         if attempt_of(entry.path) is not None:
@@ -95,14 +95,18 @@ def _place(path: str) -> CheckpointId | None:
     return CheckpointId.of(path.replace(_REFUSED, FOLDER, 1))
 
 
-def _read(catalog: Catalog, path: str) -> Manifest | str:
+def _read(catalog: Catalog, entry: Entry, checkpoint: CheckpointId) -> Manifest | str:
     """The manifest, or why there is none."""
+    path = entry.path
     try:
-        return Manifest.from_json(catalog.store.read(path))
+        manifest = Manifest.from_json(catalog.store.read(path))
     except CheckpointError as error:
         return f"{path} is {error}"
     except NotFound:
         return f"{path} was removed just now"
+    return (
+        manifest if manifest.id == checkpoint else f"{path} says it is of step {manifest.step}, claim {manifest.claim}"
+    )
 
 
 def _status(catalog: Catalog, path: str, checkpoint: CheckpointId, content: Manifest | str) -> tuple[Status, str]:

@@ -98,7 +98,7 @@ def export_hf(
     name, step = chosen.name, chosen.id.step
     config = json.loads(chosen.store.read("job.json"))["config"]
     data_store = Store.open(data or config["data"]["uri"], StorageConfig(**config["storage"]))
-    with progress_bar() as progress:
+    with progress_bar(transient=True) as progress:
         task = progress.add_task(f"step {step}", total=None)
 
         def report(done: int, total: int) -> None:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-def progress_bar() -> Progress:
-    """A bar with bytes, bytes/s and time left, on stderr; nothing where that is no terminal."""
+def progress_bar(transient: bool = False) -> Progress:
+    """A bar with bytes, bytes/s and time left, on stderr; nothing where that is no terminal. Stays unless transient."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -23,7 +23,7 @@ def progress_bar() -> Progress:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+    return Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)
 
 
 def phase_reporter(progress: Progress) -> Callable[[str, int, int], None]:

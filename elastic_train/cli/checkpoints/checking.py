@@ -106,7 +106,7 @@ def _verify_one(catalog: Catalog, checkpoint: CheckpointId) -> Verdict:
         manifest = read_manifest(catalog.store, checkpoint)
     except CheckpointError as error:
         return Verdict(checkpoint.step, unreadable=str(error))
-    with progress_bar() as progress:
+    with progress_bar(transient=True) as progress:
         task = progress.add_task(f"step {checkpoint.step}", total=manifest.nbytes)
         damages = examine(catalog.store, manifest, catalog.entries, lambda nbytes: progress.advance(task, nbytes))
     return Verdict(checkpoint.step, len(manifest.objects), manifest.nbytes, damages)

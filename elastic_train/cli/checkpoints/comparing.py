@@ -13,16 +13,16 @@ from elastic_train.cli.guard import FAILED
 from elastic_train.cli.options import AsJson, Endpoint, Region, StorageUri
 from elastic_train.cli.progress import progress_bar
 from elastic_train.cli.selection import select
-from elastic_train.cli.tables import Column, count, number, print_table, size
+from elastic_train.cli.tables import Column, count, moment, number, print_table, size
 
 if TYPE_CHECKING:
     from elastic_train.checkpoint.compare import Comparison
 
-HELP = "Another checkpoint, JOB[@STEP], in the same or another store and layout."
+HELP = r"Another checkpoint, JOB\[@STEP], in the same or another store and layout."
 
 
 def diff(
-    left: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, JOB[@STEP].")],
+    left: Annotated[str, typer.Argument(metavar="A", help=r"A checkpoint, JOB\[@STEP].")],
     right: Annotated[str, typer.Argument(metavar="B", help=HELP)],
     as_json: AsJson = False,
     storage: StorageUri = None,
@@ -38,7 +38,7 @@ def diff(
 
     chosen = [select(reference, storage, endpoint_url, region) for reference in (left, right)]
     saved = [Saved(each.store, each.manifest()) for each in chosen]
-    with progress_bar() as progress:
+    with progress_bar(transient=True) as progress:
         task = progress.add_task("comparing", total=None)
 
         def report(done: int, total: int) -> None:
@@ -64,7 +64,7 @@ def _print(found: Comparison) -> None:
     if found.metadata:
         typer.echo()
         columns = Column("metadata", left=True), Column("A", left=True), Column("B", left=True)
-        print_table(columns, ((key, _value(a), _value(b)) for key, (a, b) in found.metadata.items()))
+        print_table(columns, ((key, _value(key, a), _value(key, b)) for key, (a, b) in found.metadata.items()))
     apart = list(_apart(found))
     if apart:
         typer.echo()
@@ -91,7 +91,9 @@ def _apart(found: Comparison) -> Iterator[tuple[str, str, str]]:
         yield key, ours, theirs
 
 
-def _value(value: object) -> str:
+def _value(key: str, value: object) -> str:
+    if key == "created" and isinstance(value, float):
+        return moment(value)
     text = "-" if value is None else str(value)
     return f"{text[:16]}..." if len(text) == 64 else text
 

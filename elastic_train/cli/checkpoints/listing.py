@@ -14,7 +14,7 @@ import typer
 from elastic_train.cli.folder import open_folder
 from elastic_train.cli.options import AsJson, CheckpointRef, Endpoint, JobRef, Region, StorageUri
 from elastic_train.cli.selection import Selection, only_job, select
-from elastic_train.cli.tables import Column, age, count, layout_name, number, print_table, size
+from elastic_train.cli.tables import Column, age, count, layout_name, moment, number, print_table, size
 
 if TYPE_CHECKING:
     from elastic_train.checkpoint.manifest import Manifest, TensorRecord
@@ -143,8 +143,10 @@ def _metadata(chosen: Selection, manifest: Manifest) -> Iterator[tuple[str, str]
     yield "manifest", chosen.id.path
     if (reason := pin_reason(chosen.store, chosen.id)) is not None:
         yield "pinned", reason
-    saved = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest.created))
-    yield "step", f"{manifest.step:,}; next sample {manifest.cursor:,}; seed {manifest.seed}; saved {saved}"
+    yield (
+        "step",
+        f"{manifest.step:,}; next sample {manifest.cursor:,}; seed {manifest.seed}; saved {moment(manifest.created)}",
+    )
     yield "layout", f"{layout_name(manifest.layout)}; generation {manifest.generation}, claim {manifest.claim}"
     if manifest.metrics:
         yield "metrics", "  ".join(f"{name} {number(value)}" for name, value in manifest.metrics.items())

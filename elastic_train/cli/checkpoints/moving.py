@@ -52,7 +52,7 @@ def copy(
         new = store.uri != chosen.store.uri and adopt_job(chosen.store, store, name)
     except JobMismatch as error:
         raise UserError(str(error)) from None
-    with progress_bar() as progress:
+    with progress_bar(transient=True) as progress:
         task = progress.add_task(f"step {manifest.step}", total=manifest.nbytes)
         copied = copy_checkpoint(chosen.store, manifest, store, pin, lambda nbytes: progress.advance(task, nbytes))
     typer.echo(_told(copied, store.uri))
