@@ -26,17 +26,17 @@ def run(job: Job) -> LocalJob:
 
 @pytest.mark.slow
 def test_a_job_goes_on_from_a_copy_in_a_new_folder(corpus: Path, tmp_path: Path) -> None:
-    settings = ("training.steps=12", "checkpoint.every_steps=5", "hosts.max=1")
+    settings = ("training.steps=6", "checkpoint.every_steps=3", "hosts.max=1")
     job = make_job(corpus, tmp_path / "runs", "first", *settings)
     reference = run(job).lines("steps")
     source = job_store(job)
     branch = make_job(corpus, tmp_path / "other runs", "branch", *settings)
     target = job_store(branch)
     assert adopt_job(source, target, "branch")
-    copy_checkpoint(source, load_manifest(source, 5), target)
+    copy_checkpoint(source, load_manifest(source, 3), target)
     gone_on = run(branch)
-    assert_same_curve(gone_on.lines("steps"), reference[5:], tolerance=0.0)
-    assert list_checkpoints(target) == [5, 10, 12]
+    assert_same_curve(gone_on.lines("steps"), reference[3:], tolerance=0.0)
+    assert list_checkpoints(target) == [3, 6]
 
 
 def test_the_new_folder_is_of_that_job_and_of_no_other(corpus: Path, tmp_path: Path) -> None:
