@@ -28,8 +28,14 @@ class Catalog:
 
     @property
     def fenced(self) -> list[CheckpointId]:
-        """Manifests that do not count: a later claim did not build on them."""
-        return [checkpoint for checkpoint in self._manifests() if not self._counts(checkpoint)]
+        """Manifests that do not count and never will: a later claim, or one of the same step, is there instead."""
+        return [checkpoint for checkpoint in self._manifests() if checkpoint not in self.committed + self.unclaimed]
+
+    @property
+    def unclaimed(self) -> list[CheckpointId]:
+        """Manifests of claims that are not there: committed after the LIST began, or the claim's record is lost."""
+        number = self.claim.number if self.claim else None
+        return [checkpoint for checkpoint in self._manifests() if number is not None and checkpoint.claim > number]
 
     @property
     def attempts(self) -> set[tuple[int, int]]:
@@ -86,7 +92,7 @@ def commit(store: Store, manifest: Manifest, claim: Claim) -> Commit:
     answer, does no harm, and another attempt's objects are left for retention to remove. Raises Fenced when a later
     claim was taken, before or meanwhile: then the manifest, if it is there at all, counts only if that claim says so.
     """
-    if manifest.claim != claim.number:
+    if manifest.claim != claim.number or claim.from_step is None:
         raise ValueError(f"a manifest of claim {manifest.claim} cannot be committed under claim {claim.number}")
     require_newest(store, claim)
     created = True

@@ -1,6 +1,6 @@
 """The manifest of a checkpoint, and the one act that makes a checkpoint exist: creating it, last and only once.
 
-Objects lie in ``checkpoints/step-00000050-g3-7f21c09a/``, a prefix of this step, generation and coordinator alone; the
+Objects lie in ``checkpoints/step-00000050-g3-c2-7/``, a prefix of this step, generation, claim and save alone; the
 manifest is ``checkpoints/step-00000050-c2.json``, where 2 is the number of the coordinator's claim (``claims``).
 Whatever no manifest names does not count, and a manifest does not count either when a later claim did not build on it.
 All paths are relative to the job folder.
@@ -14,17 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from elastic_train.checkpoint.checksums import Checksums, block_count
 from elastic_train.checkpoint.errors import CheckpointError
+from elastic_train.checkpoint.sealed import seal, unseal
 from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Store
 
 FOLDER = "checkpoints/"
 _MANIFEST = re.compile(r"checkpoints/step-(\d+)-c(\d+)\.json")
-_ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)(?:-[0-9a-f]+)?/.+")
+_ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)(?:-(?:c(\d+)-)?[0-9a-f]+)?/.+")
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -115,28 +115,20 @@ class Manifest(_Record):
 
     def to_json(self) -> bytes:
         """Compact, with sorted keys (equal manifests are equal bytes), and the xxh3 of it all at the end."""
-        body = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
-        return _OPENING + body + _closing(body)
+        return seal(
+            "manifest", json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        )
 
     @classmethod
     def from_json(cls, text: bytes) -> Manifest:
         """Raises CheckpointError for anything that is not a manifest of this format, to the last bit."""
-        body = text[len(_OPENING) : -len(_closing(b""))]
-        if text != _OPENING + body + _closing(body):
-            raise CheckpointError(f"not a whole manifest: its {len(text)} bytes do not have the checksum at their end")
+        body = unseal("manifest", text)
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise CheckpointError(f"not a manifest of format 2: {place} {first['msg']}") from error
-
-
-_OPENING = b'{"manifest":'
-
-
-def _closing(body: bytes) -> bytes:
-    return b',"xxh3":"' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}'
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -159,7 +151,7 @@ class CheckpointId:
 
 
 def object_path(step: int, generation: int, rank: int, attempt: str = "") -> str:
-    """``checkpoints/step-00000050-g3-7f21c09a/rank-00002.bin``; ``attempt`` is hexadecimal digits or nothing."""
+    """``checkpoints/step-00000050-g3-c2-7/rank-00002.bin``; ``attempt`` is ``c2-7`` (claim 2, save 7) or nothing."""
     return f"{FOLDER}step-{step:08d}-g{generation}{attempt and '-' + attempt}/rank-{rank:05d}.bin"
 
 
@@ -167,6 +159,12 @@ def attempt_of(path: str) -> tuple[int, int] | None:
     """(step, generation) of the attempt that an object belongs to; None for any other object."""
     match = _ATTEMPT.fullmatch(path)
     return (int(match[1]), int(match[2])) if match else None
+
+
+def claim_of(path: str) -> int | None:
+    """The claim under which an object was uploaded, where its path says so."""
+    match = _ATTEMPT.fullmatch(path)
+    return int(match[3]) if match and match[3] else None
 
 
 def merge(uploads: Iterable[UploadedObject]) -> tuple[dict[str, TensorRecord], dict[str, int]]:

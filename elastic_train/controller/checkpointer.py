@@ -3,61 +3,103 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import platform
-import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from elastic_train import __version__
 from elastic_train.checkpoint.catalog import commit
 from elastic_train.checkpoint.checksums import BLOCK_BYTES
-from elastic_train.checkpoint.claims import FRESH, Claim, take_claim
+from elastic_train.checkpoint.claims import Claim, go_on_from, require_newest
 from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.manifest import Manifest, UploadedObject, merge, object_path
-from elastic_train.checkpoint.retention import Removed, keep_last
+from elastic_train.checkpoint.errors import CheckpointError, Fenced
+from elastic_train.checkpoint.manifest import CheckpointId, Manifest, UploadedObject, merge, object_path
+from elastic_train.checkpoint.tidy import Tidied, tidy
 from elastic_train.checkpoint.upload import assign_chunks
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder, config_digest
 from elastic_train.controller.members import HostRecord
+from elastic_train.controller.resumption import fall_back
 from elastic_train.controller.wire import Message
-
-logger = logging.getLogger(__name__)
+from elastic_train.storage.errors import StorageError
 
 
 class UploadFailed(Exception):
-    """A host could not upload its part, or is gone."""
+    """A host could not upload its part, or is gone; or the job has gone back before that step meanwhile."""
+
+
+@dataclass(slots=True)
+class Save:
+    """A save that is going on or over. Counts of retries are those of all requests for it, by cause."""
+
+    step: int
+    generation: int
+    started: float = field(default_factory=time.monotonic)
+    manifest: Manifest | None = None
+    retries: Counter[str] = field(default_factory=Counter)
+    tidied: Tidied = field(default_factory=Tidied)
+    gone_back_to: int | None = None
+    """The job has gone on from this earlier step meanwhile: what was saved is no longer its history."""
+
+    seconds: float = 0.0
+    """from the order of the uploads to the commit"""
+
+    @property
+    def seconds_so_far(self) -> float:
+        return time.monotonic() - self.started
+
+    def report(self) -> dict[str, object]:
+        """The fields of the event of a save that was committed."""
+        assert self.manifest is not None
+        nbytes = self.manifest.nbytes
+        return {
+            "step": self.step,
+            "generation": self.generation,
+            "seconds": round(self.seconds, 3),
+            "bytes": nbytes,
+            "mb_per_second": round(nbytes / 1e6 / self.seconds, 3),
+            "retries": dict(self.retries),
+        }
+
+
+def holder_name() -> str:
+    """For people who ask who holds a claim."""
+    return f"{socket.gethostname()} pid {os.getpid()}"
 
 
 class Checkpointer:
-    """Saves finished steps, one at a time."""
+    """Saves finished steps, one at a time, as the holder of a claim.
+
+    A save of a generation that is over meanwhile is committed all the same: its step was finished, all of its bytes
+    are of that one step and generation (the images are looked at before and after they are read, and the paths are
+    this save's alone), so it is as good a state of the job as any. Only when the job has gone back before that step is
+    it not: then the steps after it are computed anew and logged anew, and the old ones must not come back.
+    """
 
     def __init__(self, job: Job, folder: JobFolder, inventory: Inventory, hosts: Mapping[int, HostRecord]) -> None:
         self._job, self._folder, self._inventory, self._hosts = job, folder, inventory, hosts
         self._busy = asyncio.Lock()
+        self._claiming = asyncio.Lock()
+        """held while the claim is compared or replaced: a claim that this coordinator takes itself fences nobody"""
         self._waiting: dict[tuple[str, int], asyncio.Future[UploadedObject]] = {}
         """(object, host number) -> answer"""
-        self._attempt = secrets.token_hex(4)
-        """Makes the objects of two coordinators of one job differ in their paths, whatever their generations are."""
-        self._claim: Claim | None = None
-        self.committed_step = 0
+        self._count = 0
+        self.claim: Claim | None = None
+        self.committed: CheckpointId | None = None
+        """where the job goes on when everything in memory is lost"""
+        self.running: Save | None = None
         self.data_digest = ""
 
-    def take_claim(self, from_step: int | None) -> None:
-        """From now on this coordinator's commits are the ones that count. ``from_step``: where the job goes on.
-
-        Raises:
-            StorageError: the job folder cannot be written.
-        """
-        holder = f"{socket.gethostname()} pid {os.getpid()}"
-        self._claim = take_claim(self._folder.store, FRESH if from_step is None else from_step, holder, time.time())
-
-    async def save(self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord]) -> Manifest | None:
-        """Upload and commit a finished step; None when an earlier save is still going on (the step is skipped).
+    async def save(
+        self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord], metrics: Mapping[str, float]
+    ) -> Save:
+        """Upload and commit a finished step; only when no save is ``running``.
 
         ``members[rank]`` is the host whose trainer writes the rank's images: only it can keep an image from being
         written over while it is read.
@@ -65,40 +107,119 @@ class Checkpointer:
         The upload orders are sent before this first waits, so a host pins the images before it hears anything later.
 
         Raises:
+            Fenced: another submission has taken over; nothing that this one does counts any more.
             UploadFailed, StorageError, CheckpointError: nothing was committed.
         """
-        if self._busy.locked():
-            return None
         async with self._busy:
-            return await self._save(snapshots, layout, members)
+            return await self._save(snapshots, layout, members, metrics)
 
-    async def finish(self, snapshots: SnapshotSet | None, layout: Layout | None) -> Manifest | None:
+    async def finish(
+        self, snapshots: SnapshotSet | None, layout: Layout | None, metrics: Mapping[str, float]
+    ) -> Save | None:
         """The job's last checkpoint, of the newest finished step, unless that is committed already."""
         async with self._busy:
-            if snapshots is None or layout is None or snapshots.step <= self.committed_step:
+            committed = self.committed.step if self.committed else 0
+            if snapshots is None or layout is None or snapshots.step <= committed:
                 return None
-            return await self._save(snapshots, layout)
+            return await self._save(snapshots, layout, (), metrics)
 
-    async def _save(self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord] = ()) -> Manifest:
-        step, generation = snapshots.step, snapshots.generation
-        texts = {rank: self._inventory.descriptions[generation, rank] for rank in range(snapshots.world_size)}
+    def go_back(self, step: int) -> None:
+        """The job goes on from ``step``: a save of a later step that is still going on must not be committed."""
+        if self.running is not None and self.running.step > step:
+            self.running.gone_back_to = step
+
+    async def check_claim(self) -> None:
+        """Raises Fenced when another submission has taken over; a storage that does not answer says nothing."""
+        async with self._claiming:
+            assert self.claim is not None
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, require_newest, self._folder.store, self.claim)
+            except Fenced:
+                raise
+            except (StorageError, CheckpointError):
+                pass
+
+    async def fall_back(self, damaged: CheckpointId) -> list[str]:
+        """Go on from the checkpoint before ``damaged``, in which a rank has found wrong bytes.
+
+        Returns a sentence for each newer one that is refused, too. Raises Fenced, StorageError, CheckpointError.
+        """
+        async with self._claiming:
+            assert self.claim is not None
+            loop, store = asyncio.get_running_loop(), self._folder.store
+            taken = await loop.run_in_executor(None, fall_back, store, self.claim, time.time(), (damaged,))
+            self.claim, self.committed = taken.claim, taken.checkpoint
+        return taken.refused
+
+    async def _save(
+        self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord], metrics: Mapping[str, float]
+    ) -> Save:
+        assert self.claim is not None
+        claim, save = self.claim, Save(snapshots.step, snapshots.generation)
+        self.running = save
+        try:
+            uploads = await asyncio.gather(*self._upload(snapshots, members, claim, save))
+            self._require_wanted(save)
+            manifest = self._manifest(snapshots, layout, uploads, claim, metrics)
+            await self._commit(save, manifest, claim)
+        except Fenced as error:
+            async with self._claiming:
+                if self.claim is claim:
+                    raise
+            raise UploadFailed(f"the job has gone back before step {save.step} meanwhile") from error
+        finally:
+            self.running = None
+        return save
+
+    async def _commit(self, save: Save, manifest: Manifest, claim: Claim) -> None:
+        loop, store = asyncio.get_running_loop(), self._folder.store
+        committed = await loop.run_in_executor(None, commit, store, manifest, claim)
+        if save.gone_back_to is not None:  # too late to keep it from being created, so it is made to count no longer
+            async with self._claiming:
+                if self.claim is claim:
+                    new = await loop.run_in_executor(None, go_on_from, store, claim, save.gone_back_to, time.time())
+                    self.claim = new
+            self._require_wanted(save)
+        save.manifest, save.seconds, self.committed = committed.manifest, save.seconds_so_far, committed.manifest.id
+        save.tidied = await loop.run_in_executor(None, tidy, store, claim, self._job.checkpoint)
+
+    def _require_wanted(self, save: Save) -> None:
+        if save.gone_back_to is not None:
+            raise UploadFailed(f"the job has gone back to step {save.gone_back_to} meanwhile")
+
+    def _upload(
+        self, snapshots: SnapshotSet, members: Sequence[HostRecord], claim: Claim, save: Save
+    ) -> list[asyncio.Future[UploadedObject]]:
+        """Orders the uploads of all ranks; the answers."""
+        self._count += 1
+        attempt = f"c{claim.number}-{self._count}"
+        texts = {rank: self._inventory.descriptions[snapshots.generation, rank] for rank in range(snapshots.world_size)}
         assigned = assign_chunks({rank: Description.from_json(text) for rank, text in texts.items()})
         replies = []
         for rank, indices in assigned.items():
             if indices:
+                path = object_path(save.step, save.generation, rank, attempt)
                 writer = members[rank] if members else None
-                replies.append(self._order(snapshots, rank, texts[rank], indices, writer))
-        uploads = await asyncio.gather(*replies)
+                replies.append(self._order(snapshots, rank, texts[rank], indices, path, writer))
+        return replies
+
+    def _manifest(
+        self,
+        snapshots: SnapshotSet,
+        layout: Layout,
+        uploads: Sequence[UploadedObject],
+        claim: Claim,
+        metrics: Mapping[str, float],
+    ) -> Manifest:
         tensors, objects = merge(uploads)
-        assert self._claim is not None
-        manifest = Manifest(
-            step=step,
-            claim=self._claim.number,
+        return Manifest(
+            step=snapshots.step,
+            claim=claim.number,
             created=time.time(),
-            metrics={},
+            metrics=dict(metrics),
             block_bytes=BLOCK_BYTES,
-            cursor=step * self._job.training.global_batch,
-            generation=generation,
+            cursor=snapshots.step * self._job.training.global_batch,
+            generation=snapshots.generation,
             seed=self._job.seed,
             layout=layout.as_dict(),
             config_digest=config_digest(self._job),
@@ -108,11 +229,6 @@ class Checkpointer:
             objects=objects,
             tensors=tensors,
         )
-        loop = asyncio.get_running_loop()
-        committed = await loop.run_in_executor(None, commit, self._folder.store, manifest, self._claim)
-        self.committed_step = step
-        await loop.run_in_executor(None, self._retain)
-        return committed.manifest
 
     def _order(
         self,
@@ -120,6 +236,7 @@ class Checkpointer:
         rank: int,
         description: str,
         chunks: list[int],
+        path: str,
         writer: HostRecord | None,
     ) -> asyncio.Future[UploadedObject]:
         """Ask the host that writes the rank's image for the upload; once nobody writes it, any that holds it."""
@@ -130,7 +247,6 @@ class Checkpointer:
         if host is None:
             future.set_exception(UploadFailed(f"no living host holds rank {rank} of step {snapshots.step}"))
             return future
-        path = object_path(snapshots.step, snapshots.generation, rank, self._attempt)
         self._waiting[path, host.number] = future
         host.connection.send(
             {
@@ -151,8 +267,10 @@ class Checkpointer:
             return
         if "error" in message:
             future.set_exception(UploadFailed(f"{host.label}: {message['error']}"))
-        else:
-            future.set_result(UploadedObject.model_validate(message["uploaded"]))
+            return
+        if self.running is not None:
+            self.running.retries.update(message.get("retries", {}))
+        future.set_result(UploadedObject.model_validate(message["uploaded"]))
 
     def host_lost(self, host: HostRecord) -> None:
         for path, number in list(self._waiting):
@@ -160,6 +278,3 @@ class Checkpointer:
                 future = self._waiting.pop((path, number))
                 if not future.done():
                     future.set_exception(UploadFailed(f"{host.label} was lost during its upload"))
-
-    def _retain(self) -> Removed:
-        return keep_last(self._folder.store, self._job.checkpoint.keep_last)

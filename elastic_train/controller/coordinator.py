@@ -8,16 +8,18 @@ finished, a new generation is formed, or the job ends.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
+from elastic_train.checkpoint.errors import Fenced
 from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.controller.checkpointer import Checkpointer
+from elastic_train.controller.checkpointer import Checkpointer, Save, holder_name
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.members import (
@@ -30,7 +32,8 @@ from elastic_train.controller.members import (
 )
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
-from elastic_train.controller.resumption import OpenedData, begin_from_source, find_checkpoint, open_data
+from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data, take_over
+from elastic_train.controller.save_schedule import SaveSchedule
 from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
@@ -40,10 +43,15 @@ logger = logging.getLogger(__name__)
 _SETTLE_SECONDS = 0.03
 """The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
 _WATCH_SECONDS = 0.25
+_CLAIM_SECONDS = 10.0
 _HELLO_SECONDS = 10.0
 """A connection that has not shown the token by then is closed."""
 
 Listener = Callable[[dict[str, Any]], None]
+
+
+def _superseded(error: Fenced) -> str:
+    return f"another submission of this job has taken over: {error}"
 
 
 class State(StrEnum):
@@ -92,8 +100,8 @@ class Coordinator:
         self._inventory = Inventory()
         self._rendezvous = Rendezvous(address)
         self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.hosts)
+        self._schedule = SaveSchedule(job.checkpoint)
         self._samples: Callable[[int], list[int]] | None = None
-        self._committed: CheckpointId | None = None
         self._layouts: dict[int, Layout] = {}
         self._host_count = 0
         self._generation_count = 0
@@ -125,29 +133,33 @@ class Coordinator:
                 raise result  # only now that neither is under way any more: ``close`` may follow
         self._server = await asyncio.start_server(self._serve, self._address, 0)
         self._spawn(self._watch())
+        self._spawn(self._watch_claim())
         if self.finished_step >= self.job.training.steps:
             self._end(State.FINISHED, f"step {self.finished_step} was already reached")
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address
 
     def _open_job(self, data: OpenedData) -> None:
+        taken = take_over(self._folder.store, holder_name(), time.time())
+        self._checkpointer.claim, self._checkpointer.committed = taken.claim, taken.checkpoint
+        self._record_refused(taken.refused)
         self._generation_count = self._folder.last_generation()
-        self._choose_checkpoint()
         if self._committed is None:
             begin_from_source(self.job, data, self._folder.store)
-        self._checkpointer.take_claim(self._committed.step if self._committed else None)
         self.finished_step = self._committed.step if self._committed else 0
+        self._schedule.start(self.finished_step)
         dropped = self._folder.roll_back(self.finished_step)
         if dropped or self._committed is not None:
             self._record("resumed", step=self.finished_step, steps_to_repeat=dropped)
         self._record("job_started", step=self.finished_step, steps=self.job.training.steps)
 
-    def _choose_checkpoint(self, damaged: Collection[CheckpointId] = ()) -> None:
-        chosen = find_checkpoint(self._folder.store, damaged)
-        for sentence in chosen.refused:
+    def _record_refused(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
             self._record("checkpoint_refused", detail=sentence)
-        self._committed = chosen.checkpoint
-        self._checkpointer.committed_step = chosen.checkpoint.step if chosen.checkpoint else 0
+
+    @property
+    def _committed(self) -> CheckpointId | None:
+        return self._checkpointer.committed
 
     def stop(self, reason: str) -> None:
         """End the job gracefully: checkpoint the newest finished step, then let everybody go."""
@@ -167,8 +179,11 @@ class Coordinator:
         snapshots = self._inventory.newest_complete(self._nodes())
         try:
             layout = self._layouts.get(snapshots.generation) if snapshots else None
-            if (manifest := await self._checkpointer.finish(snapshots, layout)) is not None:
-                self._record("checkpoint_committed", step=manifest.step, generation=manifest.generation)
+            metrics = self._metrics(snapshots.step) if snapshots else {}
+            if (save := await self._checkpointer.finish(snapshots, layout, metrics)) is not None:
+                self._record_save(save)
+        except Fenced as error:
+            state, reason = State.FAILED, _superseded(error)
         except Exception as error:
             self._record("checkpoint_failed", detail=f"{type(error).__name__}: {error}")
             if state == State.FINISHED:
@@ -384,8 +399,8 @@ class Coordinator:
         if generation.first_step_at is None:
             self._on_first_step(generation)
         last = step >= self.job.training.steps
-        if not last and step % self.job.checkpoint.every_steps == 0:
-            self._spawn(self._checkpoint(generation, snapshots))
+        if not last:
+            self._checkpoint_if_due(generation, snapshots)
         if last:
             self._finish(State.FINISHED, f"all {step} steps are done")
         elif self._growth_due and not generation.troubles:
@@ -422,14 +437,60 @@ class Coordinator:
             restored_bytes=generation.restored,
         )
 
+    def _checkpoint_if_due(self, generation: Generation, snapshots: SnapshotSet) -> None:
+        line = self.last_line
+        seconds = line["seconds"] + line["snapshot_seconds"] + line["stall_seconds"]
+        self._schedule.step(seconds, self._checkpointer.running is not None)
+        if not self._schedule.due(snapshots.step):
+            return
+        running = self._checkpointer.running
+        if running is None:
+            self._schedule.begun(snapshots.step)
+            self._spawn(self._checkpoint(generation, snapshots))
+        elif self._schedule.skipped(snapshots.step):
+            self._record(
+                "checkpoint_skipped", step=snapshots.step, running=running.step, seconds=running.seconds_so_far
+            )
+
     async def _checkpoint(self, generation: Generation, snapshots: SnapshotSet) -> None:
+        metrics = self._metrics(snapshots.step)
         try:
-            manifest = await self._checkpointer.save(snapshots, generation.layout, generation.members)
-            if manifest is not None:
-                self._committed = manifest.id
-                self._record("checkpoint_committed", step=manifest.step, generation=manifest.generation)
+            save = await self._checkpointer.save(snapshots, generation.layout, generation.members, metrics)
+        except Fenced as error:
+            self._on_superseded(error)
         except Exception as error:
+            self._schedule.failed(self.finished_step)
             self._record("checkpoint_failed", step=snapshots.step, detail=f"{type(error).__name__}: {error}")
+        else:
+            self._record_save(save)
+
+    def _record_save(self, save: Save) -> None:
+        self._record("checkpoint_committed", **save.report())
+        if (change := self._schedule.committed(save.seconds)) is not None:
+            self._record("checkpoint_interval", **change)
+        removed = save.tidied.removed
+        if removed.steps or removed.objects or removed.unfinished:
+            self._record("checkpoints_removed", **dataclasses.asdict(removed))
+        if save.tidied.error:
+            self._record("retention_failed", detail=save.tidied.error)
+
+    def _metrics(self, step: int) -> dict[str, float]:
+        """What is known of exactly this step."""
+        line = self.last_line if self.last_line.get("step") == step else {}
+        return {key: line[key] for key in ("loss", "eval_loss", "eval_loss_ema") if key in line}
+
+    async def _watch_claim(self) -> None:
+        """A submission that has been superseded must not go on until its next commit, which may be hours away."""
+        while not self.state.ended:
+            await asyncio.sleep(_CLAIM_SECONDS)
+            try:
+                await self._checkpointer.check_claim()
+            except Fenced as error:
+                self._on_superseded(error)
+
+    def _on_superseded(self, error: Fenced) -> None:
+        if not self.state.ended and self.state != State.FINISHING:  # the last commit will find out by itself
+            self._end(State.FAILED, _superseded(error))
 
     # -- generations ---------------------------------------------------------------------------------------------
 
@@ -453,6 +514,7 @@ class Coordinator:
         cause = next((trouble for trouble in troubles if not trouble.is_echo), troubles[0])
         cause.seen = min(trouble.seen for trouble in troubles)
         self._record("trouble", generation=self.generation.number, cause=cause.kind, detail=cause.detail)
+        self._schedule.trouble()
         if cause.kind == "exception":
             self._errors_in_a_row += 1
             if self._errors_in_a_row >= self.job.failure.max_errors:
@@ -469,7 +531,11 @@ class Coordinator:
         damaged = self._committed
         assert damaged is not None
         self._record("checkpoint_refused", step=damaged.step, detail=cause.detail)
-        await asyncio.get_running_loop().run_in_executor(None, self._choose_checkpoint, (damaged,))
+        try:
+            self._record_refused(await self._checkpointer.fall_back(damaged))
+        except Fenced as error:
+            self._on_superseded(error)
+            return
         self._form(cause)
 
     def _choice(self, hosts: list[HostRecord]) -> LayoutChoice | None:
@@ -528,6 +594,8 @@ class Coordinator:
         if step < self.finished_step:
             self._record("rolled_back", from_step=self.finished_step, to_step=step)
             self._folder.roll_back(step)
+            self._checkpointer.go_back(step)
+            self._schedule.go_back(step)
             self.finished_step = step
 
     def _assignment(self, rank: int, restore: RestorePlan) -> Message:

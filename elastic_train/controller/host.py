@@ -235,9 +235,7 @@ class Host:
     async def _upload(self, message: Message) -> None:
         reply: Message = {"type": "uploaded", "object": message["object"]}
         try:
-            reply["uploaded"] = await asyncio.get_running_loop().run_in_executor(
-                self._workers, self._upload_now, message
-            )
+            reply |= await asyncio.get_running_loop().run_in_executor(self._workers, self._upload_now, message)
         except Exception as error:
             logger.warning("upload of %s failed", message["image"], exc_info=True)
             reply["error"] = f"{type(error).__name__}: {error}"
@@ -254,7 +252,7 @@ class Host:
             store = Store.open(self._job_folder, self._job.storage)
             description = Description.from_json(message["description"])
             uploaded = upload_image(image, message["step"], description, message["chunks"], store, message["object"])
-            return uploaded.model_dump(mode="json")
+            return {"uploaded": uploaded.model_dump(mode="json")}
         finally:
             image.close()
 

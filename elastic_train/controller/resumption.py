@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from elastic_train.checkpoint.claims import FRESH, Claim, announce, first_claim, go_on_from
 from elastic_train.checkpoint.hf_source import keep_source
-from elastic_train.checkpoint.manifest import CheckpointId
+from elastic_train.checkpoint.manifest import FOLDER, CheckpointId
 from elastic_train.checkpoint.retention import set_aside
 from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.config.job import Job
@@ -16,25 +18,47 @@ from elastic_train.data.evaluation import unfit_for_evaluation
 from elastic_train.data.manifest import Manifest, read_manifest
 from elastic_train.data.order import SampleOrder
 from elastic_train.model.hf_folder import check_tokenizer, open_source
+from elastic_train.storage.errors import AlreadyExists
 from elastic_train.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenCheckpoint:
-    """``checkpoint`` is None when there is none to load; ``refused`` has a sentence for each newer one passed over."""
+class TakenOver:
+    """Where the holder of ``claim`` goes on; ``checkpoint`` is None when there is none to load.
 
+    ``refused`` has a sentence for each newer checkpoint that was passed over.
+    """
+
+    claim: Claim
     checkpoint: CheckpointId | None
     refused: list[str] = field(default_factory=list)
 
 
-def find_checkpoint(store: Store, damaged: Collection[CheckpointId] = ()) -> ChosenCheckpoint:
-    """The newest checkpoint that is whole. Those passed over and the ``damaged`` ones are put out of the way, so that
-    their steps can be committed anew.
+def take_over(store: Store, holder: str, created: float) -> TakenOver:
+    """Become the one whose commits count, and go on from the newest checkpoint that is whole.
+
+    Raises:
+        Fenced: somebody else takes over at this very moment.
+        StorageError, CheckpointError: the job folder cannot be read or written.
+    """
+    if not store.list(FOLDER):  # nobody has been here, so there is nobody to fence off and nothing to choose from
+        with suppress(AlreadyExists):
+            return TakenOver(first_claim(store, holder, created), None)
+    return fall_back(store, announce(store, holder, created), created)
+
+
+def fall_back(store: Store, claim: Claim, created: float, damaged: Collection[CheckpointId] = ()) -> TakenOver:
+    """Go on from the newest checkpoint that is whole and not in ``damaged``, under the claim after ``claim``.
+
+    A new claim even when the holder stays the same: by it the refused ones count no longer, so that their steps can be
+    committed anew, whatever becomes of the manifests that are then put out of the way.
     """
     chosen = choose_checkpoint(store, exclude=damaged)
-    for checkpoint in [*damaged, *chosen.refused_ids]:
-        set_aside(store, checkpoint)
-    return ChosenCheckpoint(chosen.manifest.id if chosen.manifest else None, chosen.refused)
+    checkpoint = chosen.manifest.id if chosen.manifest else None
+    claim = go_on_from(store, claim, checkpoint.step if checkpoint else FRESH, created)
+    for refused in [*damaged, *chosen.refused_ids]:
+        set_aside(store, refused, claim)
+    return TakenOver(claim, checkpoint, chosen.refused)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,28 @@
+"""Small JSON records that carry their own xxh3: what decides which bytes are believed must not be wrong by a bit."""
+
+from __future__ import annotations
+
+import xxhash
+
+from elastic_train.checkpoint.errors import CheckpointError
+
+
+def seal(name: str, body: bytes) -> bytes:
+    """``{"name":body,"xxh3":"..."}`` for a JSON ``body``."""
+    return _opening(name) + body + _closing(body)
+
+
+def unseal(name: str, text: bytes) -> bytes:
+    """The body of what :func:`seal` made; raises CheckpointError unless every bit of it is as it was."""
+    body = text[len(_opening(name)) : -len(_closing(b""))]
+    if text != seal(name, body):
+        raise CheckpointError(f"not a whole {name}: its {len(text)} bytes do not have the checksum at their end")
+    return body
+
+
+def _opening(name: str) -> bytes:
+    return b'{"' + name.encode() + b'":'
+
+
+def _closing(body: bytes) -> bytes:
+    return b',"xxh3":"' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}'
