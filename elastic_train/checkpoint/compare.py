@@ -59,8 +59,12 @@ class Comparison:
     @property
     def same(self) -> bool:
         """Whether training goes on from both in the same way: equal tensors, step, cursor, seed, data and model."""
-        decided = [key for key in self.metadata if key in DECISIVE or key.startswith("model.")]
-        return not (decided or any(self.only) or self.unlike or self.tensors)
+        return not (self.decisive or any(self.only) or self.unlike or self.tensors)
+
+    @property
+    def decisive(self) -> list[str]:
+        """Of ``metadata`` what makes them go on differently."""
+        return [key for key in self.metadata if key in DECISIVE or key.startswith("model.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from elastic_train.checkpoint.verify import verify_checkpoint, wrong_sizes
 from elastic_train.storage.store import Store
 
 THREADS = 3
-"""Objects copied at once; each has up to 100 MiB in memory: what is read, and the parts of an S3 upload."""
+"""Objects copied at once; each has up to 130 MiB in memory: what is read, and the parts of an S3 upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _commit(target: Store, renamed: Manifest, source_uri: str, pin_reason: str |
         claim = catalog.claim or take_claim(
             target, committed[-1].step if committed else FRESH, f"copy from {source_uri}", time.time()
         )
-        if not any(number == claim.number for number, _ in claim.history):
+        if claim.from_step is None:
             raise CheckpointError(f"{claim.holder} is just taking over {target.uri}; copy again in a moment")
         manifest = renamed.model_copy(update={"claim": claim.number})
         if pin_reason is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest, read_catalog
-from elastic_train.checkpoint.claims import FRESH, newest_claim, take_claim
+from elastic_train.checkpoint.claims import FRESH, announce, go_on_from, newest_claim, take_claim
 from elastic_train.checkpoint.compare import Saved, compare
 from elastic_train.checkpoint.copying import copy_checkpoint
 from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk
@@ -172,6 +172,18 @@ def test_a_takeover_during_the_copy_does_not_make_it_void(source: Store, tmp_pat
     assert read_catalog(overtaken).committed == [CheckpointId(10, 2)]
     assert pin_reason(overtaken, CheckpointId(10, 2)) == "mine"
     assert pin_reason(overtaken, CheckpointId(10, 1)) is None
+
+
+def test_nothing_is_committed_while_a_coordinator_decides_where_to_go_on(
+    source: Store, target: Store, tmp_path: Path
+) -> None:
+    manifest = committed(source, tmp_path, 10)
+    claim = announce(target, "node-b pid 9", 1.7e9)
+    with pytest.raises(CheckpointError, match="node-b pid 9 is just taking over"):
+        copy_checkpoint(source, manifest, target)
+    go_on_from(target, claim, FRESH, 1.7e9)
+    copied = copy_checkpoint(source, manifest, target)
+    assert (copied.reused, list_checkpoints(target)) == (manifest.nbytes, [10])
 
 
 class Swept(LocalStore):

@@ -32,8 +32,9 @@ def verify(
 ) -> None:
     """Read every byte of a checkpoint and compare checksums. Exit code 1 when damage is found.
 
-    Each damage is named on stderr: object, byte range, tensor, what was expected and what was found. A store that does
-    not answer is no damage: that is said, with exit code 1 as well.
+    Each damage is named on stderr: object, byte range, tensor, what was
+    expected and what was found. A store that does not answer is no damage:
+    that is said, with exit code 1 as well.
     """
     from elastic_train.checkpoint.catalog import read_catalog
 

@@ -37,8 +37,9 @@ def collect(
 ) -> None:
     """Show what retention keeps and removes, and why; and remove it, after a question.
 
-    The rules are the `checkpoint` section of JOB when that is a job file, else of job.json (the first submission).
-    Removing is done on behalf of the newest claim, as the job itself does it after each save.
+    The rules are the `checkpoint` section of JOB when that is a job file, else
+    that of job.json (the first submission). Removing is done on behalf of the
+    newest claim, as the job itself does it after each save.
     """
     from elastic_train.checkpoint.claims import newest_claim
     from elastic_train.checkpoint.retention import apply_retention, plan_retention

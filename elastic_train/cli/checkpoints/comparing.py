@@ -31,8 +31,9 @@ def diff(
 ) -> None:
     """Compare two checkpoints: metadata, and every tensor bit for bit. Exit code 0: the same state, 1: another.
 
-    The same state: equal tensors, step, cursor, seed, data and model; layout, claim, versions and metrics are shown
-    and do not count. Blocks with equal checksums are not read; what is read is checked, a few MiB at a time.
+    The same state: equal tensors, step, cursor, seed, data and model; layout,
+    claim, versions and metrics are shown and do not count. Blocks with equal
+    checksums are not read; what is read is checked, a few MiB at a time.
     """
     from elastic_train.checkpoint.compare import Saved, compare
 
@@ -103,6 +104,8 @@ def _sum(found: Comparison) -> str:
     if found.same:
         return f"the same state: {found.equal:,} tensors are equal bit for bit ({read})"
     apart = len(found.only[0]) + len(found.only[1]) + len(found.unlike)
-    parts = [f"{found.equal:,} tensors are equal", f"{len(found.tensors):,} differ"]
+    parts = [f"other {', '.join(found.decisive)}"] if found.decisive else []
+    parts += [f"{len(found.tensors):,} tensors differ"] if found.tensors else []
     parts += [f"{apart:,} cannot be compared"] if apart else []
+    parts.append(f"{found.equal:,} tensors are equal")
     return f"not the same state: {', '.join(parts)} ({read})"

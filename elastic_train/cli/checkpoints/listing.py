@@ -43,7 +43,8 @@ def list_all(
 ) -> None:
     """List all checkpoints of a job, and what is there and does not count: incomplete, fenced, refused, unreadable.
 
-    Elsewhere than on a terminal: lines with tabs, exact bytes, age in seconds, and the reason of each status.
+    Elsewhere than on a terminal: lines with tabs, exact bytes, age in seconds,
+    and the reason of each status.
     """
     from rich.console import Console
 
@@ -150,7 +151,10 @@ def _metadata(chosen: Selection, manifest: Manifest) -> Iterator[tuple[str, str]
     yield "layout", f"{layout_name(manifest.layout)}; generation {manifest.generation}, claim {manifest.claim}"
     if manifest.metrics:
         yield "metrics", "  ".join(f"{name} {number(value)}" for name, value in manifest.metrics.items())
-    yield "model", "  ".join(f"{name} {value}" for name, value in manifest.model.items()) or "not described"
+    yield (
+        "model",
+        "  ".join(f"{name} {value}" for name, value in manifest.model.items() if value is not None) or "not described",
+    )
     yield "digests", f"job {manifest.config_digest[:16]}  data {manifest.data_digest[:16]}"
     yield "versions", "  ".join(f"{library} {version}" for library, version in manifest.versions.items())
     objects = len(manifest.objects)

@@ -31,8 +31,9 @@ def copy(
 ) -> None:
     """Copy a checkpoint into another job folder; every byte is verified on the way.
 
-    A new folder becomes a job folder: a job with its name and storage goes on from the copy. The copy exists when the
-    last byte is in, not before; a copy that was cut short goes on where it was, one that is there is left alone.
+    A new folder becomes a job folder: a job with its name and storage goes on
+    from the copy. The copy exists when the last byte is in, not before; one
+    that was cut short goes on where it was, one that is there is left alone.
     """
     from elastic_train.checkpoint.copying import copy_checkpoint
     from elastic_train.controller.job_copy import adopt_job
