@@ -39,14 +39,14 @@ def export_hf(
     dtype: str | None = None,
     ema: bool = False,
     shard_bytes: int = SHARD_BYTES,
-    progress: Callable[[str, int], None] = lambda name, nbytes: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Writes the model of the checkpoint of ``step`` in the job folder ``store`` to the new folder ``out``.
 
     A job that began with the weights of a Hugging Face folder gets that folder's small files back, and every tensor in
     its dtype there. Another job's model is float32, with the tokenizer of the prepared data set ``data``. ``dtype``
     ("bfloat16") is another choice. ``ema``: the averaged weights. Weight files hold up to ``shard_bytes`` bytes (a
-    single larger tensor gets a file of its own). ``progress`` is called after each tensor with its name and bytes.
+    single larger tensor gets a file of its own). ``progress`` gets the bytes written so far and in all.
     Memory: a few blocks of ``hf_weights.READ_BYTES``. ``out`` appears only when it is complete.
 
     Raises CheckpointError when there is no such checkpoint, its parameters are not those of its model, or ``out`` is
@@ -65,12 +65,19 @@ def export_hf(
         name: SavedTensor(prefix + name, record, _dtype(name, dtype, source))
         for name, record in _parameters(manifest, model, prefix).items()
     }
+    total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
+
+    def report(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        progress(done, total)
+
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
         for name, content in _small_files(model, source, data, dtype).items():
             (partial / name).write_bytes(content)
-        write_weights(partial, store, tensors, manifest.block_bytes, shard_bytes, progress)
+        write_weights(partial, store, tensors, manifest.block_bytes, shard_bytes, report)
         os.replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -44,12 +44,12 @@ def write_weights(
     tensors: Mapping[str, SavedTensor],
     block_bytes: int,
     shard_bytes: int,
-    progress: Callable[[str, int], None],
+    progress: Callable[[int], None],
 ) -> None:
     """Write ``tensors`` (by HF name) into files of up to ``shard_bytes`` in folder ``out``; of several, an index too.
 
     ``block_bytes`` is the manifest's. Every chunk is checked. Raises DamagedChunk; CheckpointError for a value that
-    a dtype cannot hold.
+    a dtype cannot hold. ``progress`` gets the bytes just written.
     """
     files = list(_split(tensors, shard_bytes))
     weight_map: dict[str, str] = {}
@@ -62,9 +62,9 @@ def write_weights(
             file.flush()
             begin = len(header)
             for name in names:
-                _write_tensor(file.fileno(), begin, store, name, tensors[name], block_bytes)
+                for written in _write_tensor(file.fileno(), begin, store, name, tensors[name], block_bytes):
+                    progress(written)
                 begin += tensors[name].nbytes
-                progress(name, tensors[name].nbytes)
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
@@ -86,8 +86,13 @@ def _split(tensors: Mapping[str, SavedTensor], shard_bytes: int) -> Iterator[lis
     yield names
 
 
-def _write_tensor(file: int, begin: int, store: Store, name: str, tensor: SavedTensor, block_bytes: int) -> None:
-    """Write all chunks of ``tensor`` to their places in ``file``, where the tensor begins at byte ``begin``."""
+def _write_tensor(
+    file: int, begin: int, store: Store, name: str, tensor: SavedTensor, block_bytes: int
+) -> Iterator[int]:
+    """Write all chunks of ``tensor`` to their places in ``file``, where the tensor begins at byte ``begin``.
+
+    Yields the number of bytes after each write.
+    """
     item = DTYPE_BYTES[tensor.dtype]
     pitch = item * math.prod(tensor.record.shape[1:])
     for chunk in tensor.record.chunks:
@@ -103,6 +108,7 @@ def _write_tensor(file: int, begin: int, store: Store, name: str, tensor: SavedT
                 for index in range(len(data)):
                     _write_at(file, place + index * pitch, data[index])
             row += len(data)
+            yield data.nbytes
 
 
 def _rows(

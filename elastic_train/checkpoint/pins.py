@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 from elastic_train.checkpoint.manifest import FOLDER, CheckpointId
+from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Entry, Store
 
 _FOLDER = f"{FOLDER}pins/"
@@ -25,6 +26,16 @@ def pinned(entries: Iterable[Entry]) -> set[CheckpointId]:
     """The pinned checkpoints, from a LIST of ``checkpoints/`` (``Catalog.entries``)."""
     found = (CheckpointId.of(entry.path.replace(_FOLDER, FOLDER, 1)) for entry in entries if _is_pin(entry))
     return {checkpoint for checkpoint in found if checkpoint is not None}
+
+
+def pin_reason(store: Store, checkpoint: CheckpointId) -> str | None:
+    """Why ``checkpoint`` is pinned; None when it is not."""
+    try:
+        return str(json.loads(store.read(_path(checkpoint)))["reason"])
+    except NotFound:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return "(the pin cannot be read)"
 
 
 def _is_pin(entry: Entry) -> bool:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal
 
 from elastic_train.checkpoint.catalog import read_catalog
-from elastic_train.checkpoint.errors import CheckpointError, Damage, DamagedChunk, SourceError
-from elastic_train.checkpoint.manifest import FOLDER, CheckpointId, ChunkRecord, Manifest, read_manifest
-from elastic_train.checkpoint.sources import ObjectSource
-from elastic_train.checkpoint.verified import read_verified
+from elastic_train.checkpoint.errors import CheckpointError, Damage, SourceError
+from elastic_train.checkpoint.manifest import FOLDER, CheckpointId, Manifest, read_manifest
+from elastic_train.checkpoint.runs import Run, read_run, runs_of
 from elastic_train.storage.store import Entry, Store
 
 Depth = Literal["sizes", "full"]
 """``sizes``: every object is there with its exact size (one LIST). ``full``: every chunk has its checksum."""
-READ_BYTES = 16 * 2**20
-"""Read at once, unless a block is larger: neighbouring chunks together, a large chunk in pieces."""
+TENSORS_NAMED = 3
+"""Of those that a missing object takes along; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,95 +74,61 @@ def check(store: Store, manifest: Manifest, verify: Depth, entries: Iterable[Ent
 
 
 def wrong_sizes(manifest: Manifest, entries: Iterable[Entry]) -> list[Damage]:
-    """Objects that are missing or have another size than the manifest says."""
+    """Objects that are missing or have another size than the manifest says, each with the tensors this is about."""
     sizes = {entry.path: entry.size for entry in entries}
-    damages = []
-    for path, nbytes in manifest.objects.items():
-        actual = sizes.get(path)
-        if actual != nbytes:
-            found = "no such object" if actual is None else f"{actual} bytes"
-            damages.append(Damage(path, "", 0, nbytes, f"{nbytes} bytes", found))
-    return damages
+    return [
+        _wrong_size(manifest, path, nbytes, sizes.get(path))
+        for path, nbytes in manifest.objects.items()
+        if sizes.get(path) != nbytes
+    ]
+
+
+def _wrong_size(manifest: Manifest, path: str, expected: int, actual: int | None) -> Damage:
+    begin = min(actual or 0, expected)
+    tensors = [
+        key
+        for key, record in manifest.tensors.items()
+        if any(chunk.object == path and chunk.byte_offset + chunk.nbytes > begin for chunk in record.chunks)
+    ]
+    more = f" and {len(tensors) - TENSORS_NAMED} more" if len(tensors) > TENSORS_NAMED else ""
+    found = "no such object" if actual is None else f"{actual} bytes"
+    named = ", ".join(tensors[:TENSORS_NAMED]) + more
+    return Damage(path, named, begin, max(expected, actual or 0) - begin, f"{expected} bytes", found)
 
 
 def verify_checkpoint(
-    store: Store, manifest: Manifest, progress: Callable[[int], None] = lambda nbytes: None, threads: int = 4
+    store: Store,
+    manifest: Manifest,
+    progress: Callable[[int], None] = lambda nbytes: None,
+    threads: int = 4,
+    sizes: Mapping[str, int] | None = None,
 ) -> list[Damage]:
     """Reads every chunk and compares its checksum; an empty list means that all are right.
 
-    ``progress`` is called from several threads with the number of bytes just checked. Raises SourceError when storage
-    does not answer.
+    ``progress`` is called from several threads with the number of bytes just checked. With ``sizes``, those of the
+    objects that there are, only what these hold is read: ``wrong_sizes`` names the rest without a request for each
+    block. Raises SourceError when storage does not answer.
     """
-    step = max(READ_BYTES // manifest.block_bytes, 1) * manifest.block_bytes
-    by_object: dict[str, list[_Piece]] = {}
-    for key, record in manifest.tensors.items():
-        for chunk in record.chunks:
-            for begin in range(0, chunk.nbytes, step):
-                piece = _Piece(key, chunk, begin, min(begin + step, chunk.nbytes))
-                by_object.setdefault(chunk.object, []).append(piece)
-    runs = [(path, run) for path, pieces in by_object.items() for run in _runs(pieces)]
 
-    def verify_run(job: tuple[str, list[_Piece]]) -> list[Damage]:
-        path, run = job
-        damages = _verify_run(store, manifest.block_bytes, path, run)
-        progress(sum(piece.end - piece.begin for piece in run))
+    def verify_run(run: Run) -> list[Damage]:
+        _, damages = read_run(store, manifest.block_bytes, run)
+        progress(sum(piece.end - piece.begin for piece in run.pieces))
         return damages
 
     with ThreadPoolExecutor(threads) as pool:
-        return [damage for damages in pool.map(verify_run, runs) for damage in damages]
+        return [damage for damages in pool.map(verify_run, runs_of(manifest, sizes)) for damage in damages]
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Bytes ``[begin, end)`` of a chunk of tensor ``key``, read at once."""
+def examine(
+    store: Store, manifest: Manifest, entries: Iterable[Entry], progress: Callable[[int], None] = lambda nbytes: None
+) -> list[Damage]:
+    """All that is wrong with the checkpoint, for people: wrong sizes, and wrong bytes of all that is there.
 
-    key: str
-    chunk: ChunkRecord
-    begin: int
-    end: int
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Byte range in the object."""
-        return self.chunk.byte_offset + self.begin, self.chunk.byte_offset + self.end
-
-
-def _runs(pieces: list[_Piece]) -> Iterable[list[_Piece]]:
-    """Neighbouring pieces of one object, together up to ``READ_BYTES``."""
-    run: list[_Piece] = []
-    for piece in sorted(pieces, key=lambda piece: piece.place):
-        if run and piece.place[1] - run[0].place[0] > READ_BYTES:
-            yield run
-            run = []
-        run.append(piece)
-    if run:
-        yield run
-
-
-def _verify_run(store: Store, block_bytes: int, path: str, run: list[_Piece]) -> list[Damage]:
-    begin, end = run[0].place[0], max(piece.place[1] for piece in run)
-    try:
-        data = ObjectSource(store, path).read(begin, end - begin).data
-    except DamagedChunk:
-        data = None
-    damages = []
-    for piece in run:
-        first, last = piece.place
-        held = None if data is None else data[first - begin : last - begin]
-        if held is None or any(piece.chunk.checksums(block_bytes).wrong(piece.begin, held)):
-            damages += _damage_of(store, block_bytes, piece)
-    return damages
-
-
-def _damage_of(store: Store, block_bytes: int, piece: _Piece) -> list[Damage]:
-    """Reads the piece again, block by block: what was spoilt on the way is right now, the rest has its exact place."""
-    damages = []
-    for begin in range(piece.begin, piece.end, block_bytes):
-        try:
-            read_verified(store, piece.key, piece.chunk, block_bytes, begin, min(begin + block_bytes, piece.end))
-        except DamagedChunk as error:
-            damages.append(error.damage)
-    return damages
+    ``entries`` is a LIST of the checkpoints (``Catalog.entries``). Raises SourceError when storage does not answer.
+    """
+    listed = list(entries)
+    sizes = {entry.path: entry.size for entry in listed}
+    return wrong_sizes(manifest, listed) + verify_checkpoint(store, manifest, progress, sizes=sizes)
 
 
 def _refusal(step: int, damages: list[Damage]) -> str:

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastic_train.cli.guard import UserError
+from elastic_train.cli.options import Endpoint
+from elastic_train.cli.progress import phase_reporter, progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.progress import Progress
-
     from elastic_train.config.job import Job
     from elastic_train.config.operation import StorageConfig
 
 app = typer.Typer(help="Prepare and inspect token shards.", no_args_is_help=True)
-
-Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="S3 endpoint of another provider.")]
 
 
 @app.command("prepare")
@@ -101,28 +97,6 @@ def _storage(uri: str, endpoint_url: str | None) -> StorageConfig | None:
     from elastic_train.config.operation import StorageConfig
 
     return StorageConfig(uri=uri, endpoint_url=endpoint_url)
-
-
-def progress_bar() -> Progress:
-    """A bar for long reads and writes, on stderr; nothing where that is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description:<10}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
-
-
-def phase_reporter(progress: Progress) -> Callable[[str, int, int], None]:
-    """A callback (phase, done, total) that gives each phase a bar of its own."""
-    tasks: dict[str, Any] = {}
-
-    def report(phase: str, done: int, total: int) -> None:
-        if phase not in tasks:
-            tasks[phase] = progress.add_task(phase, total=total)
-        progress.update(tasks[phase], completed=done, total=total)
-
-    return report
 
 
 def prepare_missing(job: Job) -> None:

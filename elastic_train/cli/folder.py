@@ -9,43 +9,99 @@ from typing import TYPE_CHECKING, Any
 from elastic_train.cli.guard import UserError
 
 if TYPE_CHECKING:
+    from elastic_train.config.operation import StorageConfig
     from elastic_train.storage.store import Store
 
 EVENTS_SHOWN = 6
+DEFAULT_STORAGE = "runs"
+PARTS = ("checkpoints/", "steps.jsonl", "ledger.jsonl")
+"""What makes a folder without its record still the folder of a job."""
+FIRST_ANSWER_SECONDS = 5.0
+"""A store that does not answer for this long at the first request is reported; later ones have the whole budget."""
 
 
 def job_name(job: str) -> str:
-    """The name that a job's name or job file stands for."""
-    if not _is_file(job):
-        return job
-    from elastic_train.config.load import load_job
+    """The name that a job's name, job file or folder stands for."""
+    if is_job_file(job):
+        from elastic_train.config.load import load_job
 
-    return load_job(job).name
+        return load_job(job).name
+    return job.rstrip("/").rpartition("/")[2] if is_uri(job) else job
 
 
-def _is_file(job: str) -> bool:
+def is_job_file(job: str) -> bool:
     return job.endswith((".yaml", ".yml"))
 
 
-def open_folder(job: str, storage: str, endpoint_url: str | None) -> tuple[str, Store]:
-    """(job name, its folder) from a job's name and storage options, or from its job file."""
+def is_uri(job: str) -> bool:
+    """Whether ``job`` is the folder itself: a path or URI. A name has no slash."""
+    return "/" in job or job in (".", "..")
+
+
+def open_folder(
+    job: str, storage: str | None = None, endpoint_url: str | None = None, region: str | None = None
+) -> tuple[str, Store]:
+    """(name, store) of the folder of a job, which must be there.
+
+    ``job`` is a job file, the URI of the folder, or a name: then the folder is below ``storage``.
+    """
+    name, store, reached = locate_folder(job, storage, endpoint_url, region)
+    if not reached.exists("job.json") and not any(store.list(prefix) for prefix in PARTS):
+        raise UserError(f"no job folder {_shown(job, storage, store)}{_others(job, store)}")
+    return name, store
+
+
+def locate_folder(
+    job: str, storage: str | None = None, endpoint_url: str | None = None, region: str | None = None
+) -> tuple[str, Store, Store]:
+    """(name, store, the same store with little patience), whether there is anything or not."""
+    from elastic_train.config.operation import StorageConfig
     from elastic_train.storage.store import Store
 
-    if _is_file(job):
+    config = StorageConfig()
+    if is_job_file(job):
         from elastic_train.config.load import load_job
 
         loaded = load_job(job)
-        return loaded.name, Store.open(loaded.storage.uri, loaded.storage).sub(loaded.name)
-    config = None
-    if storage.startswith("s3://"):
-        from elastic_train.config.operation import StorageConfig
+        uri, below, config = loaded.storage.uri, loaded.name, loaded.storage
+    elif is_uri(job):
+        uri, below = job, ""
+    else:
+        uri, below = storage or DEFAULT_STORAGE, job
+    if storage is not None and not (below and not is_job_file(job)):
+        raise UserError(f"--storage={storage} is for a job given by name; {job} says itself where its folder is")
+    config = with_options(config, endpoint_url, region)
+    brief = config.model_copy(update={"retry_seconds": min(config.retry_seconds, FIRST_ANSWER_SECONDS)})
 
-        config = StorageConfig(uri=storage, endpoint_url=endpoint_url)
-    elif not (Path(storage.removeprefix("file://")) / job).is_dir():
-        raise UserError(
-            f"no job folder {storage.rstrip('/')}/{job}; give --storage, or the job file instead of the name"
-        )
-    return job, Store.open(storage, config).sub(job)
+    def opened(settings: StorageConfig) -> Store:
+        store = Store.open(uri, settings)
+        return store.sub(below) if below else store
+
+    store = opened(config)
+    return below or store.uri.rstrip("/").rpartition("/")[2], store, opened(brief)
+
+
+def with_options(config: StorageConfig, endpoint_url: str | None, region: str | None) -> StorageConfig:
+    """``config`` with what was given on the command line."""
+    given = {"endpoint_url": endpoint_url, "region": region}
+    return config.model_copy(update={key: value for key, value in given.items() if value is not None})
+
+
+def _shown(job: str, storage: str | None, store: Store) -> str:
+    """The folder as the user has named it."""
+    if is_uri(job) or is_job_file(job):
+        return store.uri
+    return f"{(storage or DEFAULT_STORAGE).rstrip('/')}/{job}"
+
+
+def _others(job: str, store: Store) -> str:
+    """What to do about a folder that is not there."""
+    file = store.local_path("job.json")
+    beside = file.parent.parent if file is not None else Path("/nowhere")
+    names = sorted(entry.parent.name for entry in beside.glob("*/job.json")) if beside.is_dir() else []
+    there = f"; job folders there: {', '.join(names)}" if names else ""
+    hint = "" if is_uri(job) or is_job_file(job) else "; give --storage, the job file, or the URI of the folder itself"
+    return hint + there
 
 
 def describe_folder(name: str, store: Store) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from elastic_train.checkpoint.errors import CheckpointError, SourceError
+from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk, SourceError
 from elastic_train.config.errors import ConfigError
 from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
@@ -31,6 +31,8 @@ class GuardedGroup(TyperGroup):
             # What is not there was asked for by the user; a store that does not answer is nobody's mistake.
             asked = isinstance(error, NotFound | WrongSettings)
             raise _exit(USER_ERROR if asked else FAILED, str(error)) from None
+        except DamagedChunk as error:
+            raise _exit(FAILED, str(error)) from None
         except (UserError, DataError, CheckpointError) as error:
             raise _exit(USER_ERROR, str(error)) from None
         except KeyboardInterrupt:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastic_train.cli.checkpoint import Endpoint, JobRef, Step, StorageUri, newest
-from elastic_train.cli.folder import open_folder
+from elastic_train.cli.folder import with_options
 from elastic_train.cli.guard import UserError
+from elastic_train.cli.options import CheckpointRef, Endpoint, Region, StorageUri
+from elastic_train.cli.progress import progress_bar
+from elastic_train.cli.selection import select
 
 if TYPE_CHECKING:
     from elastic_train.config.job import Job
@@ -21,6 +23,7 @@ def import_hf(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder of the model, a path or s3:// URI.")],
     out: Annotated[str | None, typer.Option(help="New file for the YAML (default: print it).")] = None,
     endpoint_url: Endpoint = None,
+    region: Region = None,
 ) -> None:
     """Check a Hugging Face model folder and write the lines that make a job start from it."""
     from pathlib import Path
@@ -30,7 +33,7 @@ def import_hf(
 
     if out is not None and Path(out).exists():
         raise UserError(f"{out} exists; give another file")
-    checked = open_hf_folder(folder, StorageConfig(endpoint_url=endpoint_url))
+    checked = open_hf_folder(folder, with_options(StorageConfig(), endpoint_url, region))
     text = "\n".join(_job_lines(checked)) + "\n"
     if out is None:
         typer.echo(text, nl=False)
@@ -72,17 +75,17 @@ def check_source(job: Job) -> None:
 
 
 def export_hf(
-    job: JobRef,
+    checkpoint: CheckpointRef,
     out: Annotated[str | None, typer.Option(help="New folder (default: exports/JOB-step-STEP).")] = None,
-    step: Step = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 or float16 (default: as in init_from; float32 from random weights)."),
     ] = None,
     ema: Annotated[bool, typer.Option("--ema", help="The averaged weights (training.ema_decay).")] = False,
     data: Annotated[str | None, typer.Option(help="Data set, for its tokenizer (default: the job's).")] = None,
-    storage: StorageUri = "runs",
+    storage: StorageUri = None,
     endpoint_url: Endpoint = None,
+    region: Region = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model folder: config, safetensors, tokenizer."""
     import json
@@ -91,9 +94,23 @@ def export_hf(
     from elastic_train.config.operation import StorageConfig
     from elastic_train.storage.store import Store
 
-    name, store = open_folder(job, storage, endpoint_url)
-    chosen = newest(store) if step is None else step
-    config = json.loads(store.read("job.json"))["config"]
+    chosen = select(checkpoint, storage, endpoint_url, region)
+    name, step = chosen.name, chosen.id.step
+    config = json.loads(chosen.store.read("job.json"))["config"]
     data_store = Store.open(data or config["data"]["uri"], StorageConfig(**config["storage"]))
-    folder = export(store, chosen, data_store, out or f"exports/{name}-step-{chosen}", dtype=dtype, ema=ema)
-    typer.echo(f"{folder}: step {chosen} of {name} as a Hugging Face model")
+    with progress_bar(transient=True) as progress:
+        task = progress.add_task(f"step {step}", total=None)
+
+        def report(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        folder = export(
+            chosen.store,
+            step,
+            data_store,
+            out or f"exports/{name}-step-{step}",
+            dtype=dtype,
+            ema=ema,
+            progress=report,
+        )
+    typer.echo(f"{folder}: step {step} of {name} as a Hugging Face model")

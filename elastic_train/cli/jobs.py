@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +10,7 @@ import typer
 from elastic_train.cli.data import data_problems, prepare_missing
 from elastic_train.cli.guard import FAILED, OK, UserError
 from elastic_train.cli.huggingface import check_source
+from elastic_train.cli.options import Endpoint, JobRef, Region, StorageUri
 from elastic_train.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ Config = Annotated[str | None, typer.Option("--config", "-c", metavar="CONFIG", 
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to use; default: the one of RAY_ADDRESS, or a local one.")
 ]
-JobRef = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job, or its job file.")]
-StorageUri = Annotated[str, typer.Option("--storage", help="Where job folders are: path or s3:// URI.")]
-Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="S3 endpoint of another provider.")]
 
 
 def split_words(words: list[str] | None, config: str | None) -> tuple[str, list[str]]:
@@ -131,13 +129,22 @@ def submit(
         raise typer.Exit(OK if follow_submission(submission, typer.echo) else FAILED)
 
 
-def status(job: JobRef, storage: StorageUri = "runs", endpoint_url: Endpoint = None, address: Address = None) -> None:
+def status(
+    job: JobRef,
+    storage: StorageUri = None,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    address: Address = None,
+) -> None:
     """Show how far a job is: from its coordinator if it runs, else from its job folder."""
     from elastic_train.cli.folder import describe_folder, job_name, open_folder
     from elastic_train.cli.live import status_lines
 
     live = _live_status(job_name(job), address)
-    lines = status_lines(job_name(job), live) if live else describe_folder(*open_folder(job, storage, endpoint_url))
+    if live:
+        lines: Iterable[str] = status_lines(job_name(job), live)
+    else:
+        lines = describe_folder(*open_folder(job, storage, endpoint_url, region))
     for line in lines:
         typer.echo(line)
 

@@ -66,7 +66,7 @@ def _job(config: str | None, corpus: str, overrides: list[str]) -> Job:
 
 
 def _prepare(job: Job, corpus: str, console: Console) -> None:
-    from elastic_train.cli.data import phase_reporter, progress_bar
+    from elastic_train.cli.progress import phase_reporter, progress_bar
     from elastic_train.data.corpus import open_corpus
     from elastic_train.data.prepare import prepare
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
 import numpy as np
 import xxhash
@@ -14,9 +14,17 @@ from elastic_train.storage.store import Store
 from tests.checkpoint.states import first_claim
 
 
-def commit_checkpoint(folder: Path, step: int, generation: int = 1, ranks: int = 2) -> None:
+def job_record(store: Store, seed: int = 1) -> None:
+    """The ``job.json`` of a job that keeps two checkpoints."""
+    record = {"format_version": 1, "name": "job", "created": 1.7e9, "version": "0.1.0"}
+    record |= {"identity": {"model": {}, "seed": seed}, "config": {"name": "job", "checkpoint": {"keep_last": 2}}}
+    store.write("job.json", [json.dumps(record).encode()])
+
+
+def commit_checkpoint(
+    store: Store, step: int, generation: int = 1, ranks: int = 2, metrics: dict[str, float] | None = None
+) -> None:
     """A checkpoint of ``step`` in the job folder: one vector of 8 floats per rank, cut from one tensor."""
-    store = Store.open(str(folder))
     chunks, objects = [], {}
     for rank in range(ranks):
         data = np.arange(8, dtype=np.float32) + rank + step
@@ -30,7 +38,7 @@ def commit_checkpoint(folder: Path, step: int, generation: int = 1, ranks: int =
         step=step,
         claim=1,
         created=1.7e9,
-        metrics={},
+        metrics=metrics or {},
         block_bytes=BLOCK_BYTES,
         cursor=8 * step,
         generation=generation,
