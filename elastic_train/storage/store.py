@@ -70,6 +70,13 @@ class Store(ABC):
             uri, f"unknown scheme {scheme!r}; accepted are a local path, file:// and s3://bucket/prefix"
         )
 
+    @property
+    def retries(self) -> dict[str, int]:
+        """How often requests were repeated so far, by cause ("SlowDown", "broken connection"), by this store and all
+        that it shares a client with; {} where nothing is ever repeated.
+        """
+        return {}
+
     @abstractmethod
     def sub(self, path: str) -> Store:
         """The store of everything below ``path``."""
