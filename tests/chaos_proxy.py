@@ -42,8 +42,12 @@ ALL: tuple[Fault, ...] = (
     "bit flipped",
     "late",
 )
-OF_ANSWERS: tuple[Fault, ...] = ("reset in the answer", "answer cut", "wrong length", "bit flipped")
-"""Only of those with a body, that is, of GETs."""
+OF_ANSWERS: dict[str, tuple[Fault, ...]] = {
+    "GET": ("reset in the answer", "answer cut", "wrong length", "bit flipped"),
+    "POST": ("answer cut", "bit flipped"),
+}
+"""Faults of a body, by the methods whose answers have one."""
+NOT_OF_ANSWERS = set(ALL) - set(OF_ANSWERS["GET"])
 Outage = Literal["none", "refuse", "silent"]
 REASONS = {200: "OK", 206: "Partial Content", 500: "Internal Server Error", 503: "Slow Down"}
 
@@ -158,7 +162,7 @@ class ChaosProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            with suppress(OSError, asyncio.IncompleteReadError):
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await self._handle(reader, writer):
                     pass
         finally:
@@ -191,7 +195,9 @@ class ChaosProxy:
     def _draw(self, method: str) -> Fault | None:
         if self._random.random() >= self.share:
             return None
-        fits = [fault for fault in self.faults if method == "GET" or fault not in OF_ANSWERS]
+        of_answers = [fault for fault in self.faults if fault in OF_ANSWERS.get(method, ())]
+        others = [fault for fault in self.faults if fault in NOT_OF_ANSWERS]
+        fits = of_answers if of_answers and (self._random.random() < 0.5 or not others) else others
         if not fits:
             return None
         fault = self._random.choice(fits)

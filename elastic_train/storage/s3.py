@@ -75,7 +75,7 @@ class Bucket:
 
         before = ask() if first is None else first
         plain = self._checked(uri).meta.endpoint_url.startswith("http://")
-        return agreed(uri, before, ask) if plain else before
+        return agreed(uri, before, ask, self._retries) if plain else before
 
     def _checked(self, uri: str) -> Any:
         """The client, after one look at the bucket: some servers create a missing one at the first write."""
@@ -181,6 +181,14 @@ class S3Store(Store):
                 raise StorageError(uri, f"bytes from {offset} wanted, but its size is {offset + length}")
         data: bytes = self._bucket.call(uri, lambda s3: read_range(s3, uri, address, offset, length))
         return data
+
+    def read_agreed(self, path: str, offset: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        from elastic_train.storage.s3_read import read_range
+
+        uri, address = join(self.uri, path), self._address(path)
+        return bytes(self._bucket.agreed(uri, lambda s3: read_range(s3, uri, address, offset, length)))
 
     def _read_whole(self, path: str) -> bytes:
         from elastic_train.storage.s3_read import read_whole

@@ -12,6 +12,8 @@ from elastic_train.storage.s3_errors import BadAnswer, http_status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_train.storage.s3_retry import RetryCount
+
 Answer = TypeVar("Answer")
 
 CHECKED = ("ChecksumCRC32", "ChecksumSHA1", "ChecksumSHA256")
@@ -59,7 +61,7 @@ def parsed(read: Callable[[], Answer]) -> Answer:
         raise BadAnswer(f"an answer that cannot be understood: {type(error).__name__}: {error}") from error
 
 
-def agreed(uri: str, before: Answer, ask: Callable[[], Answer]) -> Answer:
+def agreed(uri: str, before: Answer, ask: Callable[[], Answer], count: RetryCount) -> Answer:
     """The answer that came twice in a row; ``before`` is the first.
 
     For what has no checksum: the answer to LIST is XML, and a flipped bit in a key, a size or a date still parses;
@@ -69,5 +71,6 @@ def agreed(uri: str, before: Answer, ask: Callable[[], Answer]) -> Answer:
         answer = ask()
         if answer == before:
             return answer
+        count.add("differing answers")
         before = answer
     raise StorageError(uri, f"of {OPINIONS + 1} answers of the server no two in a row were the same")

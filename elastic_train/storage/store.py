@@ -83,7 +83,18 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes ``[offset, offset + length)``, without ``length`` to the end; an error when it ends before that."""
+        """Bytes ``[offset, offset + length)``, without ``length`` to the end; an error when it ends before that.
+
+        Whole objects come as they were written. Of a part only the length is certain: who reads one compares a
+        checksum, or calls :meth:`read_agreed`.
+        """
+
+    def read_agreed(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes ``[offset, offset + length)`` of which the caller has no checksum.
+
+        Over a network that has none either (plain HTTP) they are read until two answers in a row agree.
+        """
+        return self.read(path, offset, length)
 
     @abstractmethod
     def size(self, path: str) -> int:
