@@ -114,29 +114,38 @@ def _make_client(uri: str, config: StorageConfig) -> Any:
         os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
         keys = _environment_credentials(uri)
     import boto3
-    from botocore.config import Config
 
     try:
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=config.region,
-            **keys,
-            config=Config(
-                signature_version="s3v4",
-                connect_timeout=config.connect_timeout_seconds,
-                read_timeout=max(
-                    min(READ_TIMEOUT_SECONDS, config.retry_seconds), config.connect_timeout_seconds
-                ),  # a silent server must not take longer than the budget
-                retries={"total_max_attempts": 1},  # ours have a time budget
-                max_pool_connections=32,
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": False},
-            ),
+        client = boto3.session.Session().client(
+            "s3", endpoint_url=endpoint, region_name=config.region, **keys, config=_client_config(config, endpoint)
         )
     except ValueError as error:
         raise WrongSettings(uri, f"endpoint_url={endpoint!r} is not accepted: {error}") from None
+    if endpoint:
+        client.meta.events.register("before-call.s3", _follow_no_redirect)
+    return client
+
+
+def _client_config(config: StorageConfig, endpoint: str | None) -> Any:
+    from botocore.config import Config
+
+    # A server that stays silent must not take much longer than the budget.
+    read_timeout = max(min(READ_TIMEOUT_SECONDS, config.retry_seconds), config.connect_timeout_seconds)
+    return Config(
+        signature_version="s3v4",
+        connect_timeout=config.connect_timeout_seconds,
+        read_timeout=read_timeout,
+        retries={"total_max_attempts": 1},  # ours have a time budget
+        max_pool_connections=32,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": False},
+    )
+
+
+def _follow_no_redirect(params: dict[str, Any], **_: Any) -> None:
+    """botocore looks for the bucket's region when it is sent elsewhere, again and again when it is not told one."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _environment_credentials(uri: str) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def _translate_answer(uri: str, error: botocore_errors.ClientError, seconds: flo
     code = "InsufficientStorage" if status == 507 else code
     said = str(error.response.get("Error", {}).get("Message", "")).rstrip(".")
     tried = f" for {seconds:.0f} seconds of retries" if is_passing(error) else ""
-    return StorageError(uri, CAUSES.get(code) or scrub(f"the server answered {code} ({status}: {said}){tried}"))
+    name = f"{status} ({said})" if code == str(status) else f"{code} ({status}: {said})"
+    return StorageError(uri, CAUSES.get(code) or scrub(f"the server answered {name}{tried}"))
 
 
 SKEW_SECONDS = 15 * 60
