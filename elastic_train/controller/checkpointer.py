@@ -109,6 +109,8 @@ class Checkpointer:
             tensors=tensors,
         )
         loop = asyncio.get_running_loop()
+        # First the lines of the steps that it stands for: a job that goes on from it could not write them again.
+        await loop.run_in_executor(None, self._folder.steps.flush)
         committed = await loop.run_in_executor(None, commit, self._folder.store, manifest, self._claim)
         self.committed_step = step
         await loop.run_in_executor(None, self._retain)

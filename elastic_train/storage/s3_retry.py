@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+SHORTEST_PAUSE_SECONDS = 0.02
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 BUSY_PAUSE_SECONDS, LONGEST_BUSY_PAUSE_SECONDS = 0.5, 20.0
 """For a server that says it is overloaded, which more requests only make worse."""
@@ -53,7 +54,7 @@ def retried(uri: str, budget_seconds: float, count: RetryCount, request: Callabl
     attempts = Retrying(
         retry=retry_if_exception(is_passing),
         stop=stop_before_delay(budget_seconds),
-        wait=_pause,
+        wait=lambda state: _pause(state, budget_seconds - (state.seconds_since_start or 0.0)),
         before_sleep=lambda state: count.add(cause_of_retry(_error(state))),
         reraise=True,
     )
@@ -69,10 +70,11 @@ def _error(state: RetryCallState) -> BaseException:
     return error
 
 
-def _pause(state: RetryCallState) -> float:
+def _pause(state: RetryCallState, left: float) -> float:
     """Seconds until the next attempt: "full jitter", a random part of a limit that doubles each time.
 
-    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/. Never less than ``Retry-After`` asks for.
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/. Within the ``left`` seconds of the
+    budget, but never less than ``Retry-After`` asks for.
     """
     error = _error(state)
     busy = is_throttling(error)
@@ -80,7 +82,7 @@ def _pause(state: RetryCallState) -> float:
         (BUSY_PAUSE_SECONDS, LONGEST_BUSY_PAUSE_SECONDS) if busy else (PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
     )
     limit = min(longest, first * 2.0 ** min(state.attempt_number - 1, 30))
-    return max(_asked_pause(error), random.uniform(0.0, limit))
+    return max(_asked_pause(error), SHORTEST_PAUSE_SECONDS, random.uniform(0.0, min(limit, max(left, 0.0))))
 
 
 def _asked_pause(error: BaseException) -> float:

@@ -78,7 +78,26 @@ def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
             first.kill_host(name)
     with LocalJob(job(3), "run1") as second:
         start_hosts(second, "abc")
-        assert second.finish()["state"] == "finished"
+        try:
+            assert second.finish(60)["state"] == "finished"
+        except BaseException:
+            for e in first.events + second.events:
+                if e["event"] != "step":
+                    print(str(e)[:700])
+            print(second.status())
+            import subprocess
+
+            for pid in second.trainer_pids():
+                print(subprocess.run(["py-spy", "dump", "--pid", str(pid)], capture_output=True, text=True).stdout)
+            raise
+    for e in first.events + second.events:
+        print(
+            round(e["time"] - first.events[0]["time"], 1),
+            e["event"],
+            e.get("step"),
+            e.get("cause"),
+            str(e.get("phases", ""))[:300],
+        )
     injected = dict(proxy.injected)
     proxy.share = 0.0
     print(
