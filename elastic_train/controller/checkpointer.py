@@ -110,7 +110,7 @@ class Checkpointer:
         )
         loop = asyncio.get_running_loop()
         # First the lines of the steps that it stands for: a job that goes on from it could not write them again.
-        await loop.run_in_executor(None, self._folder.steps.flush)
+        await loop.run_in_executor(None, self._folder.flush_history)
         committed = await loop.run_in_executor(None, commit, self._folder.store, manifest, self._claim)
         self.committed_step = step
         await loop.run_in_executor(None, self._retain)
