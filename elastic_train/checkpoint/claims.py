@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elastic_train.checkpoint.errors import CheckpointError, Fenced
 from elastic_train.checkpoint.manifest import FOLDER, CheckpointId
-from elastic_train.checkpoint.sealed import seal, unseal
+from elastic_train.checkpoint.sealed import reread, seal, unseal
 from elastic_train.storage.errors import AlreadyExists
 from elastic_train.storage.store import Entry, Store
 
@@ -69,14 +69,19 @@ def newest_claim(store: Store, entries: Iterable[Entry] | None = None) -> Claim 
     numbers = _numbers(store.list(_PREFIX) if entries is None else entries)
     if not numbers:
         return None
-    path = _path(max(numbers))
+    number = max(numbers)
+    return reread(lambda: _read(store, number))
+
+
+def _read(store: Store, number: int) -> Claim:
+    path = _path(number)
     try:
         return Claim.model_validate_json(unseal("claim", store.read(path)))
     except (ValidationError, CheckpointError) as error:
         cause = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise CheckpointError(
             f"{path} in {store.uri}, which tells the checkpoints that count, is damaged: {cause}; put a copy there, "
-            f"or delete it, and then the checkpoints named {FOLDER}step-*-c{max(numbers)}.json do not count"
+            f"or delete it, and then the checkpoints named {FOLDER}step-*-c{number}.json do not count"
         ) from None
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from elastic_train.checkpoint.checksums import Checksums, block_count
 from elastic_train.checkpoint.errors import CheckpointError
-from elastic_train.checkpoint.sealed import seal, unseal
+from elastic_train.checkpoint.sealed import reread, seal, unseal
 from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Store
 
@@ -187,7 +187,7 @@ def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
     """Raises CheckpointError, naming the object, when it is not there or not to be read."""
     path = checkpoint.path
     try:
-        manifest = Manifest.from_json(store.read(path))
+        manifest = reread(lambda: Manifest.from_json(store.read(path)))
     except NotFound as error:
         raise CheckpointError(f"{path} is missing in {store.uri}") from error
     except CheckpointError as error:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
 import xxhash
 
 from elastic_train.checkpoint.errors import CheckpointError
+
+REREADS = 3
+"""What is wrong is read again this often before it counts as damaged: it may have been spoilt on the way."""
+
+Record = TypeVar("Record")
 
 
 def seal(name: str, body: bytes) -> bytes:
@@ -18,6 +27,14 @@ def unseal(name: str, text: bytes) -> bytes:
     if text != seal(name, body):
         raise CheckpointError(f"not a whole {name}: its {len(text)} bytes do not have the checksum at their end")
     return body
+
+
+def reread(read: Callable[[], Record]) -> Record:
+    """``read()``, again while it raises CheckpointError."""
+    for _ in range(REREADS):
+        with suppress(CheckpointError):
+            return read()
+    return read()
 
 
 def _opening(name: str) -> bytes:

@@ -176,7 +176,7 @@ class Checkpointer:
     async def _commit(self, save: Save, manifest: Manifest, claim: Claim) -> None:
         loop, store = asyncio.get_running_loop(), self._folder.store
         # First the lines of the steps that it stands for: a job that goes on from it could not write them again.
-        await loop.run_in_executor(None, self._folder.steps.flush)
+        await loop.run_in_executor(None, self._folder.flush_history)
         committed = await loop.run_in_executor(None, commit, store, manifest, claim)
         if save.gone_back_to is not None:  # too late to keep it from being created, so it is made to count no longer
             async with self._claiming:

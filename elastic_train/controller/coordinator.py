@@ -498,7 +498,7 @@ class Coordinator:
     # -- generations ---------------------------------------------------------------------------------------------
 
     def _trouble(self, generation: Generation, trouble: Trouble) -> None:
-        if generation is not self.generation or self.state not in (State.FORMING, State.RUNNING):
+        if generation is not self.generation or self.state not in (State.FORMING, State.RUNNING) or generation.refusing:
             return
         generation.troubles.append(trouble)
         if self._planned is None:
@@ -525,6 +525,7 @@ class Coordinator:
                 self._finish(State.FAILED, f"{cause.detail} ({self._errors_in_a_row} times in a row)")
                 return
         if cause.kind == "damaged":
+            self.generation.refusing = True
             self._spawn(self._refuse_checkpoint(cause))
         else:
             self._form(cause)

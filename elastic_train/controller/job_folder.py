@@ -143,9 +143,13 @@ class JobFolder:
         self.ledger.append(line)
         return line
 
+    def flush_history(self) -> None:
+        """Steps and decisions; raises StorageError when one of these logs could not be written."""
+        self._for_each_log(JsonLines.flush, self.steps, self.journal)
+
     def flush(self) -> None:
         """Raises StorageError, after all logs have had their turn, when one could not be written."""
-        self._for_each_log(JsonLines.flush)
+        self._for_each_log(JsonLines.flush, self.journal, self.ledger, self.steps)
 
     def abandon(self) -> None:
         """Another submission writes these logs from now on."""
@@ -154,11 +158,11 @@ class JobFolder:
 
     def close(self) -> None:
         """As ``flush``; nothing can be written afterwards."""
-        self._for_each_log(JsonLines.close)
+        self._for_each_log(JsonLines.close, self.journal, self.ledger, self.steps)
 
-    def _for_each_log(self, act: Callable[[JsonLines], None]) -> None:
+    def _for_each_log(self, act: Callable[[JsonLines], None], *logs: JsonLines) -> None:
         errors = []
-        for lines in (self.journal, self.ledger, self.steps):
+        for lines in logs:
             try:
                 act(lines)
             except StorageError as error:

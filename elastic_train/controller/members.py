@@ -75,6 +75,8 @@ class Generation:
     stepped: dict[int, dict[int, Message]] = field(default_factory=dict)
     """step -> rank -> what the trainer said of it"""
     troubles: list[Trouble] = field(default_factory=list)
+    refusing: bool = False
+    """Its checkpoint is being given up because a rank found it damaged; what other ranks say now changes nothing."""
     last_progress: float = field(default_factory=time.time)
 
     def rank_of(self, host: HostRecord) -> int | None:

@@ -53,7 +53,8 @@ class JsonLines:
 
     On a file system every line is appended at once (it outlives the process, not a power cut). In S3, which has no
     append, a background thread puts the whole object again: at most every ``interval_seconds``, less often once a
-    put takes longer than a tenth of that.
+    put takes longer than a tenth of that. A process that is killed loses the lines since the last put that was
+    answered, never one before; what must be there afterwards is flushed (the steps of a checkpoint before its commit).
     Lines that could not be written stay in memory and are tried again; :meth:`flush` and :meth:`close` say so.
     """
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +22,8 @@ from elastic_train.controller.job_folder import job_store
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.json_lines import read_json_lines
 from elastic_train.storage.store import Store
+from tests.chaos_proxy import chaos
+from tests.cli.command import elastic_train
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
@@ -86,12 +91,16 @@ def test_a_job_in_a_bucket_ends_with_its_curve_logs_and_checkpoints(
 
 
 def test_after_a_total_loss_the_job_goes_on_from_the_bucket_on_another_number_of_hosts(
-    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
+    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def job(hosts: int) -> Job:
         return s3_job(server, s3_bucket, corpus, "total-loss", "parallel.pp=1", f"hosts.max={hosts}")
 
     with LocalJob(job(2)) as first:
+        folder = first.coordinator._folder
+        # A coordinator without last words: only what it flushes on its way gets into the bucket.
+        folder.steps._interval = folder.journal._interval = 1e9
+        monkeypatch.setattr(folder, "close", lambda: None)
         start_hosts(first, "ab")
         first.wait(lambda status: any(event["step"] == 10 for event in events(first, "checkpoint_committed")))
         for name in ("a0", "b1"):
@@ -108,26 +117,44 @@ def test_after_a_total_loss_the_job_goes_on_from_the_bucket_on_another_number_of
     assert whole_checkpoints(job(3))[-1] == 30
 
 
-def test_a_truncated_object_is_refused_by_name(
-    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines
+def test_damaged_objects_are_refused_by_name_and_the_job_falls_back(
+    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
-    job = s3_job(server, s3_bucket, corpus, "truncated", "hosts.max=1", "checkpoint.every_steps=5")
+    """CK-06: a flipped byte in the newest checkpoint, a byte less in the one before; boto3 makes both."""
+    job = s3_job(server, s3_bucket, corpus, "damaged", "hosts.max=1", "checkpoint.every_steps=5")
     with LocalJob(job) as first:
         start_hosts(first, "a")
-        first.wait(lambda status: len(events(first, "checkpoint_committed")) >= 2)
+        first.wait(lambda status: len(events(first, "checkpoint_committed")) >= 3)
         first.kill_host("a0")
     store = job_store(job)
-    previous, last = list_checkpoints(store)[-2:]
-    (path,) = load_manifest(store, last).objects
-    server.client().put_object(Bucket=s3_bucket, Key=f"team a+b/runs 1+1/truncated/{path}", Body=store.read(path)[:-1])
+    whole, truncated, flipped = list_checkpoints(store)[-3:]
+    objects = {step: next(iter(load_manifest(store, step).objects)) for step in (truncated, flipped)}
+
+    def put(step: int, data: bytes) -> None:
+        key = f"team a+b/runs 1+1/damaged/{objects[step]}"
+        server.client().put_object(Bucket=s3_bucket, Key=key, Body=data)
+
+    put(truncated, store.read(objects[truncated])[:-1])
+    data = bytearray(store.read(objects[flipped]))
+    data[len(data) // 2] ^= 1
+    put(flipped, bytes(data))
+    verify = "checkpoint", "verify", "damaged", "--all", "--storage", job.storage.uri
+    done = elastic_train(*verify, "--endpoint-url", server.endpoint_url, cwd=tmp_path)
+    assert done.returncode == 1
+    size = len(data)
+    assert re.search(
+        rf"step {flipped}: damaged: object {objects[flipped]}, bytes .*: expected xxh3 .* found", done.stderr
+    )
+    assert f"{objects[truncated]}, bytes 0 to {size}: expected {size} bytes, found {size - 1} bytes" in done.stderr
     with LocalJob(job, "run1") as second:
         start_hosts(second, "b")
         assert second.finish()["state"] == "finished"
     assert_same_curve(lines(job, "steps"), reference)
-    (refused,) = [event["detail"] for event in events(second, "checkpoint_refused")]
-    assert path in refused
-    assert [event["step"] for event in events(second, "resumed")] == [previous]
-    assert last in whole_checkpoints(job) or last < whole_checkpoints(job)[0]  # committed anew (and perhaps retired)
+    refused = " ".join(event["detail"] for event in events(second, "checkpoint_refused"))
+    assert objects[flipped] in refused and objects[truncated] in refused
+    assert events(second, "generation_formed")[-1]["step"] == whole
+    steps = whole_checkpoints(job)
+    assert flipped in steps or flipped < steps[0]  # committed anew (and perhaps retired)
 
 
 def test_of_two_submissions_of_one_job_at_once_the_later_goes_on_and_the_other_ends(
@@ -230,15 +257,45 @@ def test_a_bucket_that_is_not_there_is_named(server: S3Server, corpus: Path) -> 
     assert "no-such-bucket" not in {entry["Name"] for entry in server.client().list_buckets()["Buckets"]}
 
 
-def test_data_in_the_bucket_too(server: S3Server, s3_bucket: str, corpus: Path, reference: Lines) -> None:
-    """The endpoint of the storage section holds for the data set, in the coordinator and in the trainers."""
+EXPORT = """
+import sys
+asked = set()
+sys.addaudithook(lambda event, args: asked.add(args[1][0]) if event == "socket.connect" else None)
+sys.addaudithook(lambda event, args: asked.add(args[0]) if event == "socket.getaddrinfo" else None)
+from elastic_train.cli.main import app
+app(sys.argv[1:], standalone_mode=False)
+print(sorted(map(str, asked)))
+"""
+
+
+def test_data_in_the_bucket_too(
+    server: S3Server, s3_bucket: str, corpus: Path, reference: Lines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """CK-13: one endpoint setting, no region; data, checkpoints and export use it. Path style, no CreateBucket."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_EC2_METADATA_DISABLED", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
     target = f"s3://{s3_bucket}/data sets/v1+2"
-    job = s3_job(server, s3_bucket, corpus, "data", "hosts.max=1", f"data.uri='{target}'")
-    store = Store.open(target, job.storage)
-    for path in corpus.rglob("*"):
-        if path.is_file():
-            store.write(str(path.relative_to(corpus)), [path.read_bytes()])
-    with LocalJob(job) as run:
-        start_hosts(run, "a")
-        assert run.finish()["state"] == "finished"
-    assert_same_curve(lines(job, "steps"), reference)
+    with chaos(server) as proxy:
+        job = s3_job(server, s3_bucket, corpus, "data", "hosts.max=1", f"data.uri='{target}'",
+                     f"storage.endpoint_url={proxy.endpoint_url}")  # fmt: skip
+        store = Store.open(target, job.storage)
+        for path in corpus.rglob("*"):
+            if path.is_file():
+                store.write(str(path.relative_to(corpus)), [path.read_bytes()])
+        with LocalJob(job) as run:
+            start_hosts(run, "a")
+            assert run.finish()["state"] == "finished"
+        assert_same_curve(lines(job, "steps"), reference)
+        options = "--storage", job.storage.uri, "--endpoint-url", proxy.endpoint_url, "--out", str(tmp_path / "hf")
+        command = [sys.executable, "-c", EXPORT, "export-hf", "data", *options]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "hf" / "config.json").exists()
+    assert done.stdout.splitlines()[-1] == "['127.0.0.1']"  # nobody else was asked, not even for a name
+    assert all(target == f"/{s3_bucket}" or target.startswith((f"/{s3_bucket}/", f"/{s3_bucket}?"))
+               for _, target in proxy.requests)  # fmt: skip
+    assert [method for method, target in proxy.requests if target.partition("?")[0].strip("/") == s3_bucket
+            and method not in ("HEAD", "GET")] == []  # fmt: skip
+    assert {f"/{s3_bucket}/{kind}" for kind in ("data%20sets", "team%20a%2Bb")} <= {
+        "/".join(target.split("/")[:3]) for _, target in proxy.requests
+    }
