@@ -12,7 +12,7 @@ from elastic_train.checkpoint.checksums import Checksums
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk
 from elastic_train.checkpoint.plan import Need
-from elastic_train.checkpoint.sources import Bytes, ChunkSource, GatheringSource, ImageSource, ObjectSource
+from elastic_train.checkpoint.sources import Bytes, ChunkSource, ImageSource, ObjectSource, RemoteSource
 from elastic_train.checkpoint.spans import (
     Piece,
     Runs,
@@ -34,7 +34,7 @@ RUN_BYTES = 8 * 2**20
 GAP_BYTES = 64 * 2**10
 """Bytes between two reads that are cheaper to fetch than a second request."""
 REQUEST_RANGES = 1024
-"""Items of ``Runs`` that are asked of a gathering source at once."""
+"""Items of ``Runs`` that are asked of a partner at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Read:
     """``pieces`` of one saved chunk of a part, all within its bytes ``[begin, end)``, counted from the image's first.
 
     The range is in whole blocks where a manifest has checksums of them. ``runs`` are the bytes of the pieces alone,
-    for a source that gathers them; ``nbytes`` is their number.
+    where a partner sends no others; ``nbytes`` is their number.
     """
 
     need: Need
@@ -75,7 +75,7 @@ class Fetched:
 def reads_of(need: Need, part: Part, place: tuple[int, int]) -> list[Read]:
     """What to read of the copy at ``place`` (part, index of the chunk) so that as little as possible moves."""
     chunk = part.description.chunks[place[1]]
-    if isinstance(part.source, GatheringSource):
+    if isinstance(part.source, RemoteSource):
         return [_gathered(need, place, chunk, p) for p in no_larger(chunk, need.piece, RUN_BYTES, REQUEST_RANGES)]
     if isinstance(part.source, ImageSource):
         return [_read(need, place, chunk, [need.piece], *span(chunk, need.piece))]
@@ -124,7 +124,7 @@ def requests(parts: Sequence[Part], reads: Sequence[Read]) -> Iterator[list[Read
 def fetch(state: Mapping[str, LocalShard], part: Part, run: list[Read]) -> Fetched:
     """Fetches ``run``, all of ``part`` and in the order of their bytes, with one request, and fills the state."""
     try:
-        if isinstance(part.source, GatheringSource):
+        if isinstance(part.source, RemoteSource):
             return _gather(state, part, part.source, run)
         return _read_through(state, part, run)
     except DamagedChunk as error:
@@ -140,7 +140,7 @@ def fetch(state: Mapping[str, LocalShard], part: Part, run: list[Read]) -> Fetch
     return result
 
 
-def _gather(state: Mapping[str, LocalShard], part: Part, source: GatheringSource, run: list[Read]) -> Fetched:
+def _gather(state: Mapping[str, LocalShard], part: Part, source: RemoteSource, run: list[Read]) -> Fetched:
     data = source.gather([runs for read in run for runs in read.runs])
     targets, values, done = [], [], 0
     for read in run:
@@ -192,7 +192,8 @@ def _copy(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 def _target(shard: LocalShard, piece: Piece) -> torch.Tensor:
     target = shard.tensor.detach()
     for dim, (offset, length) in enumerate(zip(piece.target_offsets, piece.lengths, strict=True)):
-        target = target.narrow(dim, offset, length)
+        if length < target.shape[dim]:
+            target = target.narrow(dim, offset, length)
     return target
 
 

@@ -61,9 +61,8 @@ def plan(
             problems.append(mismatch)
             continue
         offsets, wanted = tuple(shard.offsets), shard.tensor.numel()
-        pieces = _pieces(tuple(shard.global_shape), (offsets, tuple(shard.tensor.shape)), tuple(copies))
+        pieces, covered = _pieces(tuple(shard.global_shape), (offsets, tuple(shard.tensor.shape)), tuple(copies))
         needs += [Need(key, places, pieces[box]) for box, places in copies.items() if box in pieces]
-        covered = union_volume((piece.target_offsets, piece.lengths) for piece in pieces.values())
         if covered != wanted:
             problems.append(f"{key}: only {covered} of the {wanted} elements at offsets {offsets} are saved")
     if problems:
@@ -101,13 +100,14 @@ def _mismatch(shard: LocalShard, chunks: Sequence[Chunk]) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(shape: tuple[int, ...], target: Box, saved: tuple[Box, ...]) -> dict[Box, Piece]:
-    """What to copy from each of the ``saved`` boxes that overlap ``target``, all in a tensor of ``shape``.
+def _pieces(shape: tuple[int, ...], target: Box, saved: tuple[Box, ...]) -> tuple[dict[Box, Piece], int]:
+    """What to copy from each of the ``saved`` boxes that overlap ``target``, and how many elements that fills.
 
-    Cached, because a parameter, its two moments and the same parameter of all other layers have one answer.
+    All lie in a tensor of ``shape``. Cached, because a parameter, its two moments and the same parameter of all other
+    layers have one answer.
     """
     if not math.prod(target[1]):
-        return {}
+        return {}, 0
     chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in saved]
     metadata = TensorStorageMetadata(TensorProperties(), torch.Size(shape), chunks)
     local = ChunkStorageMetadata(torch.Size(target[0]), torch.Size(target[1]))
@@ -118,4 +118,4 @@ def _pieces(shape: tuple[int, ...], target: Box, saved: tuple[Box, ...]) -> dict
             raise RuntimeError("DCP planned a read without a chunk index")
         # One box of a saved box at most: two boxes overlap in a box.
         pieces[saved[index]] = Piece(tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths))
-    return pieces
+    return pieces, union_volume((piece.target_offsets, piece.lengths) for piece in pieces.values())

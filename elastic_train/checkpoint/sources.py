@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +34,6 @@ class ChunkSource(Protocol):
 
     def close(self) -> None:
         """Lets go of connections and mappings."""
-        ...
-
-
-@runtime_checkable
-class GatheringSource(ChunkSource, Protocol):
-    """A source that sends only what is asked for, however it is scattered."""
-
-    def gather(self, runs: Sequence[Runs]) -> Bytes:
-        """The bytes of ``runs``, which ascend and do not overlap, one after another. Raises as ``read``."""
         ...
 
 
@@ -103,7 +94,10 @@ class RemoteSource:
         return self.gather([Runs(byte_offset, nbytes, nbytes, 1)] if nbytes else [])
 
     def gather(self, runs: Sequence[Runs]) -> Bytes:
-        """Only these bytes move. Raises SourceError as ``read`` does."""
+        """The bytes of ``runs``, which ascend and do not overlap, one after another: only these move.
+
+        Raises SourceError as ``read`` does.
+        """
         return self._peer.read(self._image, self._step, runs)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from elastic_train.checkpoint.description import Chunk
 
@@ -46,9 +47,14 @@ class Runs:
         return self.begin + (self.count - 1) * self.stride + self.length
 
 
-def element_strides(chunk: Chunk) -> list[int]:
+def element_strides(chunk: Chunk) -> tuple[int, ...]:
     """Of a row-major chunk, in elements per dim."""
-    return [math.prod(chunk.sizes[dim + 1 :]) for dim in range(len(chunk.sizes))]
+    return _strides(chunk.sizes)
+
+
+@lru_cache(maxsize=4096)
+def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
 
 
 def item_size(chunk: Chunk) -> int:
@@ -68,9 +74,12 @@ def first_byte(chunk: Chunk, piece: Piece) -> int:
 
 def span(chunk: Chunk, piece: Piece) -> tuple[int, int]:
     """(begin, end) of the smallest byte range of the chunk that holds the box."""
-    last = sum((n - 1) * s for n, s in zip(piece.lengths, element_strides(chunk), strict=True)) + 1
-    begin = first_byte(chunk, piece)
-    return begin, begin + last * item_size(chunk)
+    first = last = 0
+    for offset, length, stride in zip(piece.source_offsets, piece.lengths, element_strides(chunk), strict=True):
+        first += offset * stride
+        last += (offset + length - 1) * stride
+    item = item_size(chunk)
+    return first * item, (last + 1) * item
 
 
 def runs_of(chunk: Chunk, piece: Piece) -> list[Runs]:

@@ -38,6 +38,7 @@ from elastic_train.data.order import SampleOrder
 from elastic_train.model.hf_folder import open_source
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
+from elastic_train.training.state_keys import state_keys
 
 _POLL_SECONDS = 0.0005
 _GROUP_TIMEOUT = timedelta(minutes=30)
@@ -108,7 +109,7 @@ class Trainer:
             engine.initialize(open_source(self._job))
             return
         parts = self._snapshot_parts(plan) if plan["kind"] == "snapshots" else self._checkpoint_parts(plan)
-        restored = restore(engine.state(), parts, rank=self._rank)
+        restored = restore(engine.state(), parts, rank=self._rank, expected_keys=state_keys(self._job))
         engine.publish()
         for part in parts:
             part.source.close()

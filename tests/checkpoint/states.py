@@ -134,7 +134,13 @@ def save(
     store: Store, images: Path, states: Sequence[State], step: int, generation: int = 1, model: object = None
 ) -> Manifest:
     """Uploads without committing; the manifest is what a coordinator would commit."""
-    paths = write_images(images, states, step, generation)
+    return upload(store, write_images(images, states, step, generation), step, generation, model)
+
+
+def upload(
+    store: Store, paths: Sequence[Path], step: int, generation: int = 1, model: object = None, batch: int = 8
+) -> Manifest:
+    """Of the images of all ranks, in their order; ``batch`` samples a step."""
     descriptions = {rank: Image.open(path).description() for rank, path in enumerate(paths)}
     uploads = []
     for rank, indices in assign_chunks(descriptions).items():
@@ -149,10 +155,10 @@ def save(
         created=1.7e9,
         metrics={},
         block_bytes=BLOCK_BYTES,
-        cursor=step * 8,
+        cursor=step * batch,
         generation=generation,
         seed=1,
-        layout={"dp_shard": len(states)},
+        layout={"dp_shard": len(paths)},
         config_digest="c",
         data_digest="d",
         model=model or {},
