@@ -13,7 +13,6 @@ from elastic_train.checkpoint.errors import ImageError
 from elastic_train.checkpoint.image import Image
 from elastic_train.parallel.shard import LocalShard
 
-
 logger = logging.getLogger(__name__)
 
 
@@ -32,7 +31,7 @@ class Capture:
         self.description = describe(held)
         self._views: WeakKeyDictionary[Image, list[torch.Tensor]] = WeakKeyDictionary()
         device = next((source.device for source in self._sources if source.is_cuda), None)
-        self._stream = None if device is None else torch.cuda.Stream(device)
+        self._stream = None if device is None else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """The next ``write`` copies the state as it is after all work queued by now. For the thread that computes."""
@@ -67,7 +66,8 @@ class Capture:
 def _pin(image: Image) -> None:
     """Lets the GPU write into the image by itself. Where the driver refuses, copies are right but slower."""
     if image.nbytes:
-        failure = torch.cuda.cudart().cudaHostRegister(image.data.ctypes.data, image.nbytes, 0)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        failure = runtime.cudaHostRegister(image.data.ctypes.data, image.nbytes, 0)
         if int(failure) != 0:
             logger.warning("%s cannot be pinned (CUDA error %s); snapshots take longer", image.path, failure)
 

@@ -9,12 +9,14 @@ from typing import Any
 from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.controller.inventory import Held, Inventory, SnapshotSet
 from elastic_train.controller.members import HostRecord
+from elastic_train.controller.wire import Message
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """The state after ``step``: from ``snapshots`` in memory, the ``checkpoint`` of the same state, or both; else fresh.
+    """The state after ``step``: from ``snapshots`` in memory, the ``checkpoint`` of the same state, or both.
 
+    With neither the job begins.
     With both, what memory does not give is read from the checkpoint: they are of one generation, so of equal bits.
     ``whole``: the snapshots alone suffice.
     """
@@ -79,3 +81,8 @@ def _copies(
         elif servers:
             server = servers[rank % len(servers)]  # spread over the hosts of the node that has it
             yield {"node": node, "image": held.image, "address": list(server.byte_address)}
+
+
+def local_images(plan: Message) -> set[str]:
+    """Names of the images of a plan that are on the node of the host that was given it."""
+    return {copy["image"] for entry in plan["ranks"] for copy in entry["copies"] if "address" not in copy}

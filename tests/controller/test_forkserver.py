@@ -35,7 +35,7 @@ def assignment(folder: Path, store: tuple[str, int], rank: int = 0, **changes: A
         "layout": {"pp": 2, "dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1},
         "store": list(store),
         "start_step": 0,
-        "restore": {"kind": "fresh", "step": 0},
+        "restore": {"step": 0, "ranks": [], "whole": False, "checkpoint": None},
         "job": make_job(folder / "no data", folder, "job").as_dict(),
         "control": str(folder / f"control-{rank}"),
     } | changes
