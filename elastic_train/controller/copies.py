@@ -24,16 +24,17 @@ class Copies:
     Args:
         wanted: ``snapshot.partners``.
         record: writes an event to the ledger.
+        clock: seconds.
     """
 
-    def __init__(self, wanted: int, record: Callable[..., None]) -> None:
-        self._wanted, self._record = wanted, record
+    def __init__(self, wanted: int, record: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._wanted, self._record, self._clock = wanted, record, clock
         self._full: dict[str, _Full] = {}
         self._told = wanted
 
     def choose(self, members: Sequence[HostRecord]) -> list[list[HostRecord]]:
         """Partners by rank; says once when there are fewer than are wanted."""
-        now = time.monotonic()
+        now = self._clock()
         full = {node for node, entry in self._full.items() if entry.until > now}
         partners = [choose_partners(members, rank, self._wanted, full) for rank in range(len(members))]
         fewest = min(map(len, partners))
@@ -48,7 +49,7 @@ class Copies:
     def refused(self, node: str, sentence: str) -> None:
         """Leave ``node``, which has no room for a copy, out for a while; longer each time."""
         entry = self._full.setdefault(node, _Full(Pause(), 0.0))
-        now = time.monotonic()
+        now = self._clock()
         if entry.until > now:
             return  # of another rank's copy
         seconds = entry.pause.next()

@@ -45,8 +45,12 @@ class Snapshots:
         self._pool, self._generation, self._rank, self._keep = pool, generation, rank, keep
         self._images: dict[int, Image] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="et-snapshot")
-        # Memory is allocated while the first step is computed.
-        self._pending: Future[object] | None = self._thread.submit(self._image, control.next_buffer)
+        # While the first step is computed, and before partners' copies may take the room.
+        self._pending: Future[None] | None = self._thread.submit(self._allocate)
+
+    def _allocate(self) -> None:
+        for buffer in range(_BUFFERS):
+            self._image(buffer)
 
     def begin(self, step: int, message: Message) -> None:
         """Start to copy the state, which is that of ``step``; ``message`` is told when its image is whole."""

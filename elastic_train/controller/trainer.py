@@ -181,8 +181,15 @@ def _error_kind(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, SourceError) else error
     if isinstance(cause, StorageError) and not isinstance(cause, (NotFound, WrongSettings)):
         return "storage"
-    lost_peer = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-    return "peer" if lost_peer else "exception"
+    return "peer" if _lost_peer(error) else "exception"
+
+
+def _lost_peer(error: BaseException | None) -> bool:
+    """A collective failed; a pipeline wraps what its stages raise."""
+    if error is None:
+        return False
+    lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return lost or _lost_peer(error.__cause__)
 
 
 def _error_message(error: Exception, step: int) -> Message:
