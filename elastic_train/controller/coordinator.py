@@ -474,7 +474,7 @@ class Coordinator:
         kind, rank = message["kind"], message["rank"]
         detail = f"rank {rank}, step {message['step']}, {host.label}: {message['error']}"
         if kind == "no_room":
-            self._setbacks.no_room(host, generation, message["error"])
+            self._setbacks.no_room(host, generation, message["sentence"])
         if kind == "unreadable":
             dropped = [self._drop(generation, copy["rank"], copy["node"]) for copy in message["copies"]]
             if not any(dropped):

@@ -197,6 +197,7 @@ def _error_message(error: Exception, step: int) -> Message:
         "type": "error",
         "kind": _error_kind(error),
         "error": f"{type(error).__name__}: {error}",
+        "sentence": str(error),
         "traceback": traceback.format_exc(),
         "step": step,
     }
