@@ -328,7 +328,8 @@ class Coordinator:
                 self._form(Trouble("start", f"{ready} hosts are ready"))
         elif self.state == State.WAITING:
             if time.monotonic() >= self._resume_at and self._choice(self._live()) is not None:
-                self._form(Trouble("growth", "enough hosts are back"))
+                again = self._resume_at > 0
+                self._form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
         elif self.state == State.RUNNING and self.generation is not None:
             settled = [host for host in self._live() if self._settled(host)]
             choice = self._choice(settled)
@@ -542,7 +543,7 @@ class Coordinator:
     def _form(self, cause: Trouble) -> None:
         """Assign the next generation to the hosts that are there, or wait for more of them."""
         self._cancel_plan()
-        self._growth_due = False
+        self._growth_due, self._resume_at = False, 0.0
         choice = self._choice(self._live())
         written_by = self._written_by.get(self._committed) if self._committed else None
         restore = plan_restore(self._inventory, self._nodes(), self._committed, written_by)

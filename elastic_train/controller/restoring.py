@@ -91,14 +91,8 @@ class Restoration:
         parts = []
         for entry in self._plan["ranks"]:
             description = Description.from_json(entry["description"])
-            for copy in entry["copies"]:
-                try:
-                    parts.append(Part(description, self._open(copy)))
-                except ImageError as error:
-                    passed_over.append(str(error))
+            parts += [Part(description, self._open(copy)) for copy in entry["copies"]]
         try:
-            if not parts and not saved:
-                raise ImageError("; ".join(passed_over))
             restored = restore(state, [*parts, *saved], rank=rank)
         finally:
             for part in parts:
@@ -126,8 +120,6 @@ class Restoration:
         try:
             source = self._open(copy)
             source.read(0, 0)
-            if isinstance(source, ImageSource):
-                source.check()
             source.close()
         except CheckpointError as error:
             return isinstance(error.__cause__, OSError) and isinstance(error, SourceError)

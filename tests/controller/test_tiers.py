@@ -21,6 +21,7 @@ from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
 from tests.small_memory import can_mount, grow, mounted, pool_of
+from tests.storage.network import Network
 
 pytestmark = pytest.mark.slow
 
@@ -160,32 +161,31 @@ def settled_step(run: LocalJob) -> int:
     return step
 
 
-def test_storage_that_is_silent_during_a_restore_is_waited_for(
-    own_server: S3Server, corpus: Path, reference: Lines, tmp_path: Path
+def test_storage_that_is_away_during_a_restore_is_waited_for(
+    s3_environment: S3Server, corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
-    options = ("hosts.max=1", "storage.retry_seconds=1", "storage.connect_timeout_seconds=1", "failure.max_errors=1")
-    job = s3_job(own_server, corpus, tmp_path, "silent", *options)
+    network = Network(s3_environment)
+    network.mend()
+    options = ("hosts.max=1", "storage.retry_seconds=1", "failure.max_errors=1")
+    job = s3_job(s3_environment, corpus, tmp_path, "silent", *options, f"storage.endpoint_url={network.endpoint_url}")
     with LocalJob(job) as first:
         first.start_host("a0", "a")
         first.wait(lambda status: bool(events(first, "checkpoint_committed")))
         first.kill_host("a0")
     with LocalJob(job, "run1") as second:
-        os.kill(own_server.pid, signal.SIGSTOP)
-        try:
-            second.start_host("a0", "a")
-            waiting = second.wait(lambda status: len(events(second, "waiting")) >= 2)
-            assert waiting["state"] in ("waiting", "forming")
-        finally:
-            os.kill(own_server.pid, signal.SIGCONT)
+        network.cut()
+        second.start_host("a0", "a")
+        second.wait(lambda status: len(events(second, "waiting")) >= 2)
+        network.mend()
         assert second.finish()["state"] == "finished"
-        for event in second.events:
-            print(event)
         assert_same_curve(events(second, "step"), reference[10:])
         reasons = [event["reason"] for event in events(second, "waiting")]
         assert "storage does not answer, trying again in 1 s" in reasons[0]
         assert "trying again in 2 s" in reasons[1]
-        assert own_server.endpoint_url in reasons[0]
-        assert set(events(second, "generation_formed")[-1]["restored_bytes"]) == {"object"}
+        assert network.endpoint_url in reasons[0]
+        (formed,) = events(second, "generation_formed")
+        assert (formed["cause"], set(formed["restored_bytes"])) == ("storage", {"object"})
+        network.cut()
 
 
 def test_a_node_without_room_for_its_snapshots_is_left_out(
