@@ -14,26 +14,26 @@ from elastic_train.controller.pool import Pool
 def can_mount(folder: Path) -> bool:
     """Whether this process may mount a tmpfs."""
     try:
-        with mounted(folder, 1):
+        with mounted(folder, 1e6):
             return True
     except (OSError, subprocess.CalledProcessError):
         return False
 
 
 @contextmanager
-def mounted(folder: Path, megabytes: float) -> Iterator[None]:
+def mounted(folder: Path, nbytes: float) -> Iterator[None]:
     """A tmpfs of that size at ``folder``, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", f"size={int(megabytes * 1e6)}", "tmpfs", str(folder))
+    _run("mount", "-t", "tmpfs", "-o", f"size={int(nbytes)}", "tmpfs", str(folder))
     try:
         yield
     finally:
         _run("umount", "--lazy", str(folder))
 
 
-def grow(folder: Path, megabytes: float) -> None:
+def grow(folder: Path, nbytes: float) -> None:
     """Make the tmpfs at ``folder`` larger."""
-    _run("mount", "-o", f"remount,size={int(megabytes * 1e6)}", str(folder))
+    _run("mount", "-o", f"remount,size={int(nbytes)}", str(folder))
 
 
 def pool_of(job: Job, node: str, run_id: str = "run0") -> Path:

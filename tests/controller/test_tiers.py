@@ -192,7 +192,7 @@ def test_a_node_without_room_for_its_snapshots_is_left_out(
     small_memory: None, corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
     job = memory_job(corpus, tmp_path, "no-room", "hosts.max=2", "failure.max_errors=1")
-    with mounted(pool_of(job, "b"), 0.8), LocalJob(job) as run:
+    with mounted(pool_of(job, "b"), 0.8e6), LocalJob(job) as run:
         start_hosts(run, "ab")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
@@ -208,13 +208,13 @@ def test_too_few_nodes_with_room_are_waited_for_and_a_host_that_comes_back_is_tr
     small_memory: None, corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
     job = memory_job(corpus, tmp_path, "wait-for-room", "hosts.min=2", "hosts.max=2")
-    with mounted(pool_of(job, "b"), 0.8), LocalJob(job) as run:
+    with mounted(pool_of(job, "b"), 0.8e6), LocalJob(job) as run:
         start_hosts(run, "ab")
         message = run.wait(lambda status: status["state"] == "waiting")["message"]
         assert "hosts.min=2" in message
         assert f"has no room: {pool_of(job, 'b')}" in message
         assert "give snapshot.directory more room" in message
-        grow(pool_of(job, "b"), 50)
+        grow(pool_of(job, "b"), 50e6)
         run.kill_host("b1")
         run.start_host("b2", "b")
         assert run.finish()["state"] == "finished"
@@ -225,7 +225,7 @@ def test_a_partner_without_room_gets_no_more_copies(
     small_memory: None, corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
     job = memory_job(corpus, tmp_path, "full-partner", "hosts.min=2", "hosts.max=2")
-    with mounted(pool_of(job, "b"), 3.0), LocalJob(job) as run:  # its own two images have 2.3 MB
+    with mounted(pool_of(job, "b"), 3.0e6), LocalJob(job) as run:  # its own two images have 2.3 MB
         start_hosts(run, "ab")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
@@ -243,7 +243,7 @@ def test_a_stuck_upload_costs_at_most_one_image_more_and_is_given_up_when_there_
 ) -> None:
     options = ("hosts.max=1", "checkpoint.every_steps=5", "storage.retry_seconds=60")
     job = s3_job(own_server, corpus, tmp_path, f"stuck-{megabytes:.0f}", *options)
-    with mounted(pool_of(job, "a"), megabytes), LocalJob(job) as run:
+    with mounted(pool_of(job, "a"), megabytes * 1e6), LocalJob(job) as run:
         run.start_host("a0", "a")
         run.wait(lambda status: bool(events(run, "checkpoint_committed")))
         os.kill(own_server.pid, signal.SIGSTOP)
