@@ -12,15 +12,16 @@ import hmac
 import logging
 import socket
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.errors import CheckpointError, ImageError, SourceError
+from elastic_train.checkpoint.errors import CheckpointError, ImageError, NoRoom, SourceError
 from elastic_train.checkpoint.gather import gathered, ranges
-from elastic_train.checkpoint.image import Image, parse_image_name
+from elastic_train.checkpoint.image import Image, parse_image_name, remove_older
 from elastic_train.checkpoint.wire import HELLO_LIMIT, integer, receive_frame, receive_into, send_frame, text
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class ByteServer:
         self._timeout = timeout
         self._max_image_bytes = max_image_bytes
         self._lowest_generation = 0
+        self._keep: Collection[str] = ()
         self._lock = threading.Lock()
         self._receiving: set[str] = set()
         self._connections: set[socket.socket] = set()
@@ -74,9 +76,13 @@ class ByteServer:
         host, port = self._listener.getsockname()[:2]
         return host, port
 
-    def fence(self, generation: int) -> None:
-        """From now on refuses images of generations before ``generation``: their senders are cut off or too late."""
-        self._lowest_generation = max(self._lowest_generation, generation)
+    def fence(self, generation: int, keep: Collection[str] = ()) -> None:
+        """From now on refuses images of generations before ``generation``: their senders are cut off or too late.
+
+        What there is of them makes room when there is none left, except for the images named in ``keep``.
+        """
+        if generation >= self._lowest_generation:
+            self._lowest_generation, self._keep = generation, frozenset(keep)
 
     def close(self) -> None:
         """Ends all connections and waits for their threads."""
@@ -151,7 +157,7 @@ class ByteServer:
             try:
                 self._answer(sock, request)
             except CheckpointError as error:
-                send_frame(sock, {"ok": False, "error": str(error)})
+                send_frame(sock, {"ok": False, "error": str(error), "no_room": isinstance(error, NoRoom)})
 
     def _answer(self, sock: socket.socket, request: dict[str, Any]) -> None:
         operation = request.get("op")
@@ -221,7 +227,11 @@ class ByteServer:
         wanted = Description.from_json(description)
         if wanted.nbytes > self._max_image_bytes:
             raise SourceError(f"image {name} has {wanted.nbytes} bytes; the limit is {self._max_image_bytes}")
-        return Image.create(path, generation, rank, wanted)
+        try:
+            return Image.create(path, generation, rank, wanted)
+        except NoRoom:
+            remove_older(self._directory, self._lowest_generation, self._keep)
+            return Image.create(path, generation, rank, wanted)
 
 
 def _keep_alive(sock: socket.socket) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from elastic_train.checkpoint.errors import SourceError
+from elastic_train.checkpoint.errors import NoRoom, SourceError
 from elastic_train.checkpoint.image import Image
 from elastic_train.checkpoint.spans import Runs
 from elastic_train.checkpoint.wire import receive_frame, receive_into, send_frame
@@ -67,8 +67,8 @@ class Peer:
     def put(self, path: str | Path, step: int) -> int:
         """Gives the peer the image at ``path``, which must hold ``step``; returns its bytes once the peer has it whole.
 
-        Raises ImageError when the image is not of that step (or was overwritten meanwhile), SourceError when the peer
-        refuses it (wrong token, no room, an older generation) or is lost.
+        Raises ImageError when the image is not of that step (or was overwritten meanwhile), NoRoom when the peer has no
+        memory left for it, SourceError when the peer refuses it (wrong token, an older generation) or is lost.
         """
         image = Image.open(path)
         nbytes = image.nbytes
@@ -141,5 +141,6 @@ class Peer:
         if answer is None:
             raise ConnectionError("the connection was closed")
         if answer.get("ok") is not True:
-            raise SourceError(f"{self} refused: {answer.get('error', 'no reason given')}")
+            refusal = NoRoom if answer.get("no_room") is True else SourceError
+            raise refusal(f"{self} refused: {answer.get('error', 'no reason given')}")
         return answer

@@ -12,13 +12,14 @@ import xxhash
 
 from elastic_train.checkpoint.byte_server import ByteServer
 from elastic_train.checkpoint.description import Chunk, Description, aligned
-from elastic_train.checkpoint.errors import CheckpointError, ImageError, SourceError
+from elastic_train.checkpoint.errors import CheckpointError, ImageError, NoRoom, SourceError
 from elastic_train.checkpoint.gather import MOST_GATHERED
 from elastic_train.checkpoint.image import Image, State, image_name
 from elastic_train.checkpoint.peer import Address, Peer
 from elastic_train.checkpoint.sources import RemoteSource
 from elastic_train.checkpoint.spans import Runs
 from elastic_train.checkpoint.wire import receive_frame, receive_into, send_frame
+from tests.small_memory import can_mount, mounted
 
 TOKEN = "a secret"
 NAME = image_name(2, 1, 0)
@@ -250,6 +251,24 @@ def test_an_older_step_or_generation_never_replaces_a_copy(server: ByteServer, t
     with pytest.raises(SourceError, match="is of generation 2; accepted are 3 and later"):
         peer.put(make_image(tmp_path / "own", 7).path, 7)
     Image.open(tmp_path / "served" / NAME).require(6)
+
+
+def test_a_full_server_makes_room_by_what_is_over_and_else_says_that_it_has_none(tmp_path: Path) -> None:
+    assert can_mount(tmp_path / "probe"), "this test needs root, to mount a small tmpfs"
+    image = make_image(tmp_path / "own", 5)
+    with mounted(tmp_path / "small", 2.5 * image.nbytes):
+        server = ByteServer("127.0.0.1", 0, TOKEN, tmp_path / "small").start()
+        peer = Peer(server.address, TOKEN)
+        for rank in range(2):
+            Image.create(tmp_path / "small" / image_name(1, rank, 0), 1, rank, image.description())
+        server.fence(2, keep=[image_name(1, 0, 0)])
+        peer.put(image.path, 5)
+        assert {path.name for path in (tmp_path / "small").glob("*.img")} == {image_name(1, 0, 0), NAME}
+        other = make_image(tmp_path / "own", 5, name=image_name(2, 1, 1))
+        with pytest.raises(NoRoom, match=r"host .* refused: .*small/g00000002-r00001-b1.img needs \d+ bytes"):
+            peer.put(other.path, 5)
+        peer.put(image.path, 5)  # the connection goes on
+        server.close()
 
 
 def test_two_senders_of_one_image_do_not_mix(server: ByteServer, tmp_path: Path) -> None:
