@@ -1,8 +1,8 @@
 """A host's server of snapshot bytes: gives ranges of the images in its directory, keeps images that partners send.
 
 A connection begins with a hello that carries the job's token; then come requests, each answered before the next:
-``read`` -> {ok, nbytes, xxh3} + bytes; ``put`` -> {ok} (go on), the bytes, {ok} (whole and verified). A refusal is
-{ok: false, error: sentence}.
+``read`` of ranges [begin, length, stride, count] -> {ok, nbytes, xxh3} + their bytes, one after another; ``put`` ->
+{ok} (go on), the bytes, {ok} (whole and verified). A refusal is {ok: false, error: sentence}.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import hmac
 import logging
 import socket
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.errors import CheckpointError, ImageError, SourceError
-from elastic_train.checkpoint.image import Image, parse_image_name
+from elastic_train.checkpoint.errors import CheckpointError, ImageError, NoRoom, SourceError
+from elastic_train.checkpoint.gather import gathered, ranges
+from elastic_train.checkpoint.image import Image, parse_image_name, remove_older
 from elastic_train.checkpoint.wire import HELLO_LIMIT, integer, receive_frame, receive_into, send_frame, text
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class ByteServer:
         self._timeout = timeout
         self._max_image_bytes = max_image_bytes
         self._lowest_generation = 0
+        self._keep: Collection[str] = ()
         self._lock = threading.Lock()
         self._receiving: set[str] = set()
         self._connections: set[socket.socket] = set()
@@ -73,9 +76,13 @@ class ByteServer:
         host, port = self._listener.getsockname()[:2]
         return host, port
 
-    def fence(self, generation: int) -> None:
-        """From now on refuses images of generations before ``generation``: their senders are cut off or too late."""
-        self._lowest_generation = max(self._lowest_generation, generation)
+    def fence(self, generation: int, keep: Collection[str] = ()) -> None:
+        """From now on refuses images of generations before ``generation``: their senders are cut off or too late.
+
+        What there is of them makes room when there is none left, except for the images named in ``keep``.
+        """
+        if generation >= self._lowest_generation:
+            self._lowest_generation, self._keep = generation, frozenset(keep)
 
     def close(self) -> None:
         """Ends all connections and waits for their threads."""
@@ -150,7 +157,7 @@ class ByteServer:
             try:
                 self._answer(sock, request)
             except CheckpointError as error:
-                send_frame(sock, {"ok": False, "error": str(error)})
+                send_frame(sock, {"ok": False, "error": str(error), "no_room": isinstance(error, NoRoom)})
 
     def _answer(self, sock: socket.socket, request: dict[str, Any]) -> None:
         operation = request.get("op")
@@ -167,13 +174,11 @@ class ByteServer:
         step = integer(request, "step", _MAX_STEP)
         image = Image.open(self._directory / name)
         image.require(step)
-        begin = integer(request, "byte_offset", image.nbytes)
-        nbytes = integer(request, "nbytes", image.nbytes - begin)
-        data = image.data[begin : begin + nbytes]
+        data = gathered(image.data, ranges(request, image.nbytes))
         digest = xxhash.xxh3_64_hexdigest(data.data)
         # The checksum is of this step for sure; bytes that change while they are sent will not fit it.
         image.require(step)
-        send_frame(sock, {"ok": True, "nbytes": nbytes, "xxh3": digest})
+        send_frame(sock, {"ok": True, "nbytes": data.nbytes, "xxh3": digest})
         sock.sendall(data.data)
 
     def _put(self, sock: socket.socket, request: dict[str, Any]) -> None:
@@ -222,7 +227,11 @@ class ByteServer:
         wanted = Description.from_json(description)
         if wanted.nbytes > self._max_image_bytes:
             raise SourceError(f"image {name} has {wanted.nbytes} bytes; the limit is {self._max_image_bytes}")
-        return Image.create(path, generation, rank, wanted)
+        try:
+            return Image.create(path, generation, rank, wanted)
+        except NoRoom:
+            remove_older(self._directory, self._lowest_generation, self._keep)
+            return Image.create(path, generation, rank, wanted)
 
 
 def _keep_alive(sock: socket.socket) -> None:

@@ -1,7 +1,8 @@
-"""Copies a rank's shards into a snapshot image: the one piece of work that a step waits for."""
+"""Copies a rank's shards into a snapshot image, beside the computation of the next step."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
@@ -12,9 +13,16 @@ from elastic_train.checkpoint.errors import ImageError
 from elastic_train.checkpoint.image import Image
 from elastic_train.parallel.shard import LocalShard
 
+logger = logging.getLogger(__name__)
+
 
 class Capture:
-    """Snapshots one state. The tensors must stay the live ones: they are read anew by each ``write``."""
+    """Snapshots one state. The tensors must stay the live ones: they are read anew by each ``write``.
+
+    ``write`` may run in another thread than the computation, as long as nothing changes the state meanwhile: torch
+    copies without the interpreter's lock. On CUDA it copies on a stream of its own into memory that is pinned once per
+    image; ``settle`` puts the copies behind what the computation has queued so far.
+    """
 
     def __init__(self, state: Mapping[str, LocalShard]) -> None:
         """``state`` maps logical keys to shards; empty shards get no chunk. Raises ValueError for a strided shard."""
@@ -22,18 +30,46 @@ class Capture:
         self._sources = [shard.tensor.detach() for shard in held.values()]
         self.description = describe(held)
         self._views: WeakKeyDictionary[Image, list[torch.Tensor]] = WeakKeyDictionary()
+        device = next((source.device for source in self._sources if source.is_cuda), None)
+        self._stream = None if device is None else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """The next ``write`` copies the state as it is after all work queued by now. For the thread that computes."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
     def write(self, image: Image, step: int) -> None:
-        """Makes ``image`` hold ``step``. Killed at any instant, it leaves the image torn, never wrong."""
+        """Makes ``image`` hold ``step``; returns when it does. Killed at any instant, it leaves the image torn, never
+        wrong.
+        """
+        views = self._views_of(image)
+        image.begin(step)
+        if self._stream is not None:
+            with torch.cuda.stream(self._stream):
+                torch._foreach_copy_(views, self._sources, non_blocking=True)
+            self._stream.synchronize()
+        elif views:
+            torch._foreach_copy_(views, self._sources)
+        image.finish(step)
+
+    def _views_of(self, image: Image) -> list[torch.Tensor]:
         views = self._views.get(image)
         if views is None:
             if image.nbytes != self.description.nbytes:
                 raise ImageError(f"{image.path} has {image.nbytes} bytes; the state needs {self.description.nbytes}")
+            if self._stream is not None:
+                _pin(image)
             views = self._views[image] = image_views(image, self.description)
-        image.begin(step)
-        if views:
-            torch._foreach_copy_(views, self._sources)
-        image.finish(step)
+        return views
+
+
+def _pin(image: Image) -> None:
+    """Lets the GPU write into the image by itself. Where the driver refuses, copies are right but slower."""
+    if image.nbytes:
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        failure = runtime.cudaHostRegister(image.data.ctypes.data, image.nbytes, 0)
+        if int(failure) != 0:
+            logger.warning("%s cannot be pinned (CUDA error %s); snapshots take longer", image.path, failure)
 
 
 def describe(state: Mapping[str, LocalShard]) -> Description:

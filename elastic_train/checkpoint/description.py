@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,27 +119,3 @@ def union_volume(boxes: Iterable[Box]) -> int:
     for d in reversed(range(ndim)):
         volumes = volumes @ np.diff(edges[d])
     return int(volumes)
-
-
-def incomplete_keys(descriptions: Iterable[Description], expected: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Says which tensors cannot be put together from these descriptions; an empty list means that all can.
-
-    ``expected`` maps every key of the whole job to its global shape, e.g. taken from the descriptions of all ranks of
-    the generation that wrote the snapshots (``shapes_of``). One sentence per tensor.
-    """
-    boxes: dict[str, list[Box]] = {}
-    for description in descriptions:
-        for chunk in description.chunks:
-            boxes.setdefault(chunk.key, []).append((chunk.offsets, chunk.sizes))
-    problems = []
-    for key, shape in expected.items():
-        total = math.prod(shape)
-        found = union_volume(boxes.get(key, ()))
-        if found != total:
-            problems.append(f"{key} has {found} of its {total} elements")
-    return problems
-
-
-def shapes_of(descriptions: Iterable[Description]) -> dict[str, tuple[int, ...]]:
-    """Global shape of every key that appears in ``descriptions``."""
-    return {chunk.key: chunk.global_shape for description in descriptions for chunk in description.chunks}

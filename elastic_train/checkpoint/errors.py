@@ -13,6 +13,10 @@ class ImageError(CheckpointError):
     """A snapshot image cannot be made, or is not what its reader asked for (torn, another step, damaged header)."""
 
 
+class NoRoom(ImageError):
+    """The memory file system is too full for an image; the sentence has its path and both numbers of bytes."""
+
+
 class SourceError(CheckpointError):
     """A source of bytes did not give them: connection lost, refused, timed out, object missing."""
 

@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import xxhash
 
 from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.errors import CheckpointError, ImageError
+from elastic_train.checkpoint.errors import CheckpointError, ImageError, NoRoom
 
 HEADER_BYTES = 4096
 _MAGIC = b"ETSNAP\x00\x01"
@@ -79,10 +80,10 @@ class Image:
 
     @classmethod
     def create(cls, path: str | Path, generation: int, rank: int, description: Description) -> Image:
-        """Makes an EMPTY image of ``description.nbytes`` bytes, all pages allocated and mapped, and its description.
+        """Makes an EMPTY image of ``description.nbytes`` bytes, all pages allocated, and its description.
 
         An image that is already at ``path`` is replaced in one step; whoever has it open keeps the old one.
-        Raises ImageError when the file system has too little room (and leaves nothing behind).
+        Raises NoRoom when the file system has too little room (and leaves nothing behind), ImageError for all else.
         """
         path = Path(path)
         total = HEADER_BYTES + description.nbytes
@@ -91,7 +92,8 @@ class Image:
         try:
             # Without this a full file system would show as SIGBUS in the middle of a snapshot.
             os.posix_fallocate(handle, 0, total)
-            mapped = mmap.mmap(handle, total, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            # Not MAP_POPULATE: mmap holds the interpreter's lock, and a step that is computed beside this needs it.
+            mapped = mmap.mmap(handle, total, flags=mmap.MAP_SHARED)
             text = description.to_json().encode()
             digest = xxhash.xxh3_64_intdigest(text)
             _FIXED.pack_into(mapped, 0, _MAGIC, _VERSION, 0, generation, rank, description.nbytes, digest)
@@ -102,7 +104,7 @@ class Image:
         except OSError as error:
             partial.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise ImageError(_no_room(path, total)) from error
+                raise NoRoom(_no_room(path, total)) from error
             raise ImageError(f"{path} cannot be created: {error.strerror}") from error
         finally:
             os.close(handle)
@@ -214,12 +216,14 @@ def adoptable(directory: str | Path) -> list[Adoptable]:
     return sorted(found, key=lambda image: (image.generation, image.rank, image.step))
 
 
-def remove_older(directory: str | Path, generation: int) -> int:
-    """Deletes the images of generations before ``generation`` and unfinished ones; returns how many images."""
+def remove_older(directory: str | Path, generation: int, keep: Collection[str] = ()) -> int:
+    """Deletes the images of generations before ``generation`` and unfinished ones, but not those whose names are in
+    ``keep``; returns how many images.
+    """
     removed = 0
     for path in Path(directory).iterdir():
         match = re.match(r"\.?g(\d{8,})-r\d{5,}-b\d+\.img", path.name)
-        if match and int(match[1]) < generation:
+        if match and int(match[1]) < generation and path.name.removesuffix(".json") not in keep:
             path.unlink(missing_ok=True)
             removed += path.suffix == ".img"
     return removed

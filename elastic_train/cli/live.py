@@ -27,9 +27,18 @@ EVENTS_SHOWN = 6
 LONGEST_VALUE = 80
 NODE_ID = re.compile(r"[0-9a-f]{40,}")
 """Ray's node ids; eight digits tell them apart."""
+TIERS = {"image": "own node", "remote": "other nodes", "object": "storage"}
+"""What the kinds of sources of a restore are to people."""
 PLAIN_SECONDS = 5.0
 """Without a terminal, a step line at most this often; events at once."""
-STATE_STYLES = {"running": "green", "training": "green", "spare": "cyan", "joining": "yellow", "lost": "red"}
+STATE_STYLES = {
+    "running": "green",
+    "training": "green",
+    "spare": "cyan",
+    "joining": "yellow",
+    "full": "yellow",
+    "lost": "red",
+}
 
 
 class LiveView:
@@ -165,6 +174,9 @@ def event_line(event: str | Mapping[str, Any]) -> str:
     when = rest.pop("time", None)
     name = str(rest.pop("event", "event")).replace("_", " ")
     clock = time.strftime("%H:%M:%S ", time.localtime(when)) if isinstance(when, (int, float)) else ""
+    if isinstance(rest.get("restored_bytes"), Mapping):
+        served = rest.pop("restored_bytes")
+        rest["restored"] = {TIERS.get(kind, kind): f"{nbytes / 1e6:,.1f} MB" for kind, nbytes in served.items()}
     told = {key: value for key, value in rest.items() if value is not None and value != {}}
     return f"{clock}{name}" + "".join(f"  {key}={_short(value)}" for key, value in told.items())
 

@@ -20,13 +20,13 @@ from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer, Save, holder_name
+from elastic_train.controller.copies import Copies
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.members import (
     Generation,
     HostRecord,
     Trouble,
-    choose_partners,
     order_members,
     step_line,
 )
@@ -34,6 +34,7 @@ from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data, take_over
 from elastic_train.controller.save_schedule import SaveSchedule
+from elastic_train.controller.setbacks import Setbacks
 from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 0.03
 """The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
+_ALONE = ("trainer_killed", "hang", "start", "growth")
+"""What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
 _CLAIM_SECONDS = 10.0
 _HELLO_SECONDS = 10.0
@@ -102,11 +105,14 @@ class Coordinator:
         self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.hosts)
         self._schedule = SaveSchedule(job.checkpoint)
         self._samples: Callable[[int], list[int]] | None = None
+        self._copies = Copies(job.snapshot.partners, self._record)
+        self._setbacks = Setbacks(job.failure.max_errors, self._record)
+        self._resume_at = 0.0
+        """while waiting: when storage may be asked again"""
         self._layouts: dict[int, Layout] = {}
         self._host_count = 0
         self._generation_count = 0
         self._first_ready: float | None = None
-        self._errors_in_a_row = 0
         self._planned: asyncio.TimerHandle | None = None
         self._growth_due = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -261,6 +267,7 @@ class Coordinator:
             joined=time.time(),
         )
         self.hosts[host.number] = host
+        self._copies.joined(host.node)
         for image in message["images"]:
             self._inventory.add(image["generation"], image["rank"], image["step"], host.node, image["image"])
         self._record("host_joined", host=host.number, node=host.node, pid=host.pid)
@@ -314,6 +321,7 @@ class Coordinator:
                     host.connection.abort()
             self._watch_hang()
             self._watch_newcomers()
+            self._watch_copies()
             await asyncio.sleep(_WATCH_SECONDS)
 
     def _watch_hang(self) -> None:
@@ -333,12 +341,25 @@ class Coordinator:
             if ready >= self.job.hosts.max or (waited and ready >= self.job.hosts.min):
                 self._form(Trouble("start", f"{ready} hosts are ready"))
         elif self.state == State.WAITING:
-            if self._choice(self._live()) is not None:
-                self._form(Trouble("growth", "enough hosts are back"))
+            if time.monotonic() >= self._resume_at and self._choice(self._live()) is not None:
+                again = self._resume_at > 0
+                self._form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
         elif self.state == State.RUNNING and self.generation is not None:
             settled = [host for host in self._live() if self._settled(host)]
             choice = self._choice(settled)
             self._growth_due = choice is not None and choice.used_hosts > len(self.generation.members)
+
+    def _watch_copies(self) -> None:
+        """Nodes get full and are tried again: tell the hosts where their copies go from now on."""
+        generation = self.generation
+        if generation is None or self.state not in (State.FORMING, State.RUNNING):
+            return
+        partners = self._copies.choose(generation.members)
+        for rank, member in enumerate(generation.members):
+            if partners[rank] != generation.partners[rank]:
+                generation.partners[rank] = partners[rank]
+                told = [partner.as_partner() for partner in partners[rank]]
+                member.connection.send({"type": "partners", "generation": generation.number, "partners": told})
 
     def _settled(self, host: HostRecord) -> bool:
         assert self.generation is not None
@@ -346,7 +367,7 @@ class Coordinator:
         return host in self.generation.members or waited >= self.job.hosts.settle_seconds
 
     def _live(self) -> list[HostRecord]:
-        return [host for host in self.hosts.values() if host.ready]
+        return [host for host in self.hosts.values() if host.usable]
 
     def _nodes(self) -> set[str]:
         return {host.node for host in self.hosts.values()}
@@ -363,32 +384,46 @@ class Coordinator:
         elif kind == "restored":
             for source, count in message["bytes"].items():
                 generation.restored[source] = generation.restored.get(source, 0) + count
+            if message["passed_over"]:
+                self._record("restore_passed_over", rank=rank, detail="; ".join(message["passed_over"]))
         elif kind == "described":
             self._inventory.describe(generation.number, rank, message["description"])
         elif kind == "stepped":
             generation.stepped.setdefault(message["step"], {})[rank] = message
             self._hold(generation.number, rank, message["step"], host.node, message["image"])
         elif kind == "error":
-            detail = f"rank {rank}, step {message['step']}, {host.label}: {message['error']}"
-            self._trouble(generation, Trouble(message["kind"], detail, traceback=message["traceback"]))
+            self._on_error(host, generation, message)
         elif kind == "trainer_ended":
             host.trainer_pid = None
             self._trouble(
                 generation, Trouble("trainer_killed", f"rank {rank} on {host.label} ended: {message['cause']}")
             )
+        elif kind == "copy_refused":
+            self._on_refused_copy(generation, message)
         elif kind == "copy_failed":
             self._trouble(generation, Trouble("copy_failed", f"rank {rank}: {message['error']}"))
+
+    def _on_refused_copy(self, generation: Generation, message: Message) -> None:
+        """A partner's node is full: the step, and those to come, do without its copy."""
+        said = generation.stepped.get(message["step"], {}).get(message["rank"])
+        if said is not None and message["node"] in said["copies"]:
+            said["copies"].remove(message["node"])
+        self._copies.refused(message["node"], message["error"])
+        self._watch_copies()
+        self._finish_if_whole(generation.number, message["step"])
 
     def _on_held(self, message: Message) -> None:
         self._hold(message["generation"], message["rank"], message["step"], message["node"], message["image"])
 
     def _hold(self, number: int, rank: int, step: int, node: str, image: str) -> None:
-        snapshots = self._inventory.add(number, rank, step, node, image)
-        generation = self.generation
-        if snapshots is None or generation is None or number != generation.number or step != self.finished_step + 1:
+        if self._inventory.add(number, rank, step, node, image) is not None:
+            self._finish_if_whole(number, step)
+
+    def _finish_if_whole(self, number: int, step: int) -> None:
+        generation, snapshots = self.generation, self._inventory.find(number, step)
+        if generation is None or number != generation.number or step != self.finished_step + 1:
             return
-        ranks = range(generation.layout.world_size)
-        if all(snapshots.copies(r) >= generation.copies_wanted(r) for r in ranks):
+        if snapshots is not None and generation.holds(snapshots):
             self._on_finished(generation, snapshots)
 
     def _on_finished(self, generation: Generation, snapshots: SnapshotSet) -> None:
@@ -396,7 +431,7 @@ class Coordinator:
         step = snapshots.step
         self._log_step(generation, step)
         self._inventory.supersede(snapshots)
-        self._errors_in_a_row = 0
+        self._setbacks.step_finished()
         if generation.first_step_at is None:
             self._on_first_step(generation)
         last = step >= self.job.training.steps
@@ -497,12 +532,28 @@ class Coordinator:
 
     # -- generations ---------------------------------------------------------------------------------------------
 
+    def _on_error(self, host: HostRecord, generation: Generation, message: Message) -> None:
+        kind, rank = message["kind"], message["rank"]
+        detail = f"rank {rank}, step {message['step']}, {host.label}: {message['error']}"
+        if kind == "no_room":
+            self._setbacks.no_room(host, generation, message["sentence"])
+        if kind == "unreadable":
+            dropped = [self._drop(generation, copy["rank"], copy["node"]) for copy in message["copies"]]
+            if not any(dropped):
+                kind = "exception"  # it would be chosen again
+        self._trouble(generation, Trouble(kind, detail, traceback=message["traceback"]))
+
+    def _drop(self, generation: Generation, rank: int, node: str) -> bool:
+        """Forget an image that could not be restored."""
+        source = generation.restore_from
+        return source is not None and self._inventory.drop(source.generation, rank, source.step, node)
+
     def _trouble(self, generation: Generation, trouble: Trouble) -> None:
         if generation is not self.generation or self.state not in (State.FORMING, State.RUNNING) or generation.refusing:
             return
         generation.troubles.append(trouble)
         if self._planned is None:
-            delay = _SETTLE_SECONDS if trouble.is_echo or trouble.kind == "host_lost" else 0.0
+            delay = 0.0 if trouble.kind in _ALONE else _SETTLE_SECONDS
             self._planned = asyncio.get_running_loop().call_later(delay, self._replan)
 
     def _cancel_plan(self) -> None:
@@ -518,17 +569,22 @@ class Coordinator:
         cause.seen = min(trouble.seen for trouble in troubles)
         self._record("trouble", generation=self.generation.number, cause=cause.kind, detail=cause.detail)
         self._schedule.trouble()
-        if cause.kind == "exception":
-            self._errors_in_a_row += 1
-            if self._errors_in_a_row >= self.job.failure.max_errors:
-                self.traceback = cause.traceback
-                self._finish(State.FAILED, f"{cause.detail} ({self._errors_in_a_row} times in a row)")
-                return
-        if cause.kind == "damaged":
+        if (reason := self._setbacks.reason_to_end(cause)) is not None:
+            self.traceback = cause.traceback
+            self._finish(State.FAILED, reason)
+        elif cause.kind == "damaged":
             self.generation.refusing = True
             self._spawn(self._refuse_checkpoint(cause))
+        elif cause.kind == "storage":
+            self._wait_for_storage(cause, cause.detail)
         else:
             self._form(cause)
+
+    def _wait_for_storage(self, cause: Trouble, detail: str) -> None:
+        seconds = self._setbacks.storage_pause()
+        self._resume_at = time.monotonic() + seconds
+        self.message = f"storage does not answer, trying again in {seconds:.0f} s: {detail}"
+        self._wait(cause)
 
     async def _refuse_checkpoint(self, cause: Trouble) -> None:
         """A rank found the checkpoint damaged while it loaded: everybody goes back to the one before."""
@@ -539,13 +595,16 @@ class Coordinator:
             self._record_refused(await self._checkpointer.fall_back(damaged))
         except Fenced as error:
             self._on_superseded(error)
-            return
-        self._form(cause)
+        except StorageError as error:
+            self._wait_for_storage(cause, str(error))  # then the checkpoint is tried, and found damaged, again
+        else:
+            self._form(cause)
 
     def _choice(self, hosts: list[HostRecord]) -> LayoutChoice | None:
         count = min(len(hosts), self.job.hosts.max)
         if count < self.job.hosts.min:
-            self.message = f"{len(hosts)} hosts are ready; hosts.min={self.job.hosts.min}"
+            left_out = [f"; {host.label} has no room: {host.left_out}" for host in self.hosts.values() if host.full]
+            self.message = f"{len(hosts)} hosts are ready; hosts.min={self.job.hosts.min}{''.join(left_out)}"
             return None
         try:
             return choose_layout(self.job, count)
@@ -556,20 +615,23 @@ class Coordinator:
     def _form(self, cause: Trouble) -> None:
         """Assign the next generation to the hosts that are there, or wait for more of them."""
         self._cancel_plan()
-        self._growth_due = False
+        self._growth_due, self._resume_at = False, 0.0
         choice = self._choice(self._live())
-        restore = plan_restore(self._inventory, self._nodes(), self._committed)
+        written_by = self._checkpointer.committed_generation
+        restore = plan_restore(self._inventory, self._nodes(), self._committed, written_by)
         self._catch_up(restore.step)
         if choice is None:
             self._wait(cause)  # not yet rolled back: the hosts to come may find snapshots of this step on their nodes
             return
         self._roll_back(restore.step)
+        self._inventory.give_up_after(restore.step)
         self._generation_count += 1
         number, layout = self._generation_count, choice.layout
         members = order_members(self._live(), layout.world_size)
-        partners = [choose_partners(members, rank, self.job.snapshot.partners) for rank in range(len(members))]
+        partners = self._copies.choose(members)
         self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
+        self.generation.restore_from = restore.snapshots
         self.state, self.message = State.FORMING, ""
         self._inventory.open_generation(number, layout.world_size)
         self._layouts[number] = layout
@@ -583,6 +645,7 @@ class Coordinator:
     def _wait(self, cause: Trouble) -> None:
         self.generation = None
         self.state = State.WAITING
+        self._inventory.give_up_after(self.finished_step)
         self._record("waiting", cause=cause.kind, detail=cause.detail, reason=self.message)
         for host in self.hosts.values():
             host.connection.send({"type": "release"})
@@ -605,7 +668,6 @@ class Coordinator:
     def _assignment(self, rank: int, restore: RestorePlan) -> Message:
         generation = self.generation
         assert generation is not None
-        partners = generation.partners[rank]
         return {
             "type": "assign",
             "generation": generation.number,
@@ -614,5 +676,5 @@ class Coordinator:
             "store": list(self._rendezvous.endpoint),
             "start_step": generation.start_step,
             "restore": restore.directions(generation.members[rank], self.hosts.values(), self._inventory),
-            "partners": [{"address": list(partner.byte_address), "node": partner.node} for partner in partners],
+            "partners": [partner.as_partner() for partner in generation.partners[rank]],
         }

@@ -20,13 +20,14 @@ import psutil
 
 from elastic_train.checkpoint.byte_server import ByteServer
 from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.errors import CheckpointError
+from elastic_train.checkpoint.errors import CheckpointError, NoRoom
 from elastic_train.checkpoint.image import Image, adoptable, image_name, remove_older
 from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.job import Job
 from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
 from elastic_train.controller.partners import PartnerLink
 from elastic_train.controller.pool import Pool
+from elastic_train.controller.restore_plan import local_images
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
 from elastic_train.storage.store import Store
 
@@ -64,7 +65,8 @@ class Host:
         self._forkserver = ForkServerClient(self._job.hosts.threads)
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="et-upload")
         self._partners: dict[tuple[str, int], PartnerLink] = {}
-        self._pinned: dict[str, int] = {}
+        self._uploads: dict[str, str] = {}
+        """object -> the image that must not be written over, because it is being read for it"""
         self._trainer: TrainerProcess | None = None
         self._assignment: Message | None = None
         self._buffers: dict[int, int] = {}
@@ -154,6 +156,7 @@ class Host:
             "finished": self._do_finished,
             "discard": self._do_discard,
             "upload": self._do_upload,
+            "partners": self._do_partners,
         }
         while (message := await self._coordinator.receive()) is not None:
             if message["type"] == "stop":
@@ -192,7 +195,7 @@ class Host:
         self._kill_trainer()
         generation, rank = message["generation"], message["rank"]
         self._assignment, self._buffers = message, {}
-        self._byte_server.fence(generation)
+        self._byte_server.fence(generation, local_images(message["restore"]))
         message["pool"] = str(self._pool.path)
         message["token"] = self._settings.token
         message["job"] = self._settings.job
@@ -210,13 +213,13 @@ class Host:
         if self._trainer is None or message["generation"] != self._trainer.generation:
             return
         step = message["step"]
-        kept = self._buffers.get(step)
         self._buffers = {s: b for s, b in self._buffers.items() if s >= step}
-        self._trainer.control.allow(step, self._free_buffer(kept))
+        self._trainer.control.allow(step, self._free_buffer(step))
 
-    def _free_buffer(self, kept: int | None) -> int:
+    def _free_buffer(self, finished: int) -> int:
+        """The lowest that neither holds step ``finished`` nor is being uploaded."""
         buffer = 0
-        while buffer == kept or self._image_name(buffer) in self._pinned:
+        while buffer == self._buffers.get(finished) or self._image_name(buffer) in self._uploads.values():
             buffer += 1
         return buffer
 
@@ -227,10 +230,25 @@ class Host:
     def _do_discard(self, message: Message) -> None:
         remove_older(self._pool.path, message["before_generation"])  # an upload that reads one keeps its mapping
 
+    def _do_partners(self, message: Message) -> None:
+        if self._assignment is not None and message["generation"] == self._assignment["generation"]:
+            self._assignment["partners"] = message["partners"]
+
     def _do_upload(self, message: Message) -> None:
-        name = message["image"]
-        self._pinned[name] = self._pinned.get(name, 0) + 1
+        path, name = message["object"], message["image"]
+        others = set(self._uploads.values()) - {name}
+        if others and self._trainer is not None:  # each of them costs memory
+            error = f"{name} is not uploaded: {', '.join(sorted(others))} still is"
+            self._tell({"type": "uploaded", "object": path, "error": error})
+            return
+        self._uploads[path] = name
         self._spawn(self._upload(message))
+
+    def _give_up_uploads(self, reason: str) -> None:
+        """Let the trainer have its buffers back. The uploads go on; what they read will not be the step they want."""
+        for path, name in self._uploads.items():
+            self._tell({"type": "uploaded", "object": path, "error": f"upload of {name} given up: {reason}"})
+        self._uploads.clear()
 
     async def _upload(self, message: Message) -> None:
         reply: Message = {"type": "uploaded", "object": message["object"]}
@@ -239,12 +257,8 @@ class Host:
         except Exception as error:
             logger.warning("upload of %s failed", message["image"], exc_info=True)
             reply["error"] = f"{type(error).__name__}: {error}"
-        finally:
-            name = message["image"]
-            self._pinned[name] -= 1
-            if not self._pinned[name]:
-                del self._pinned[name]
-        self._tell(reply)
+        if self._uploads.pop(message["object"], None) is not None:
+            self._tell(reply)
 
     def _upload_now(self, message: Message) -> Message:
         image = Image.open(self._pool.path / message["image"])
@@ -268,10 +282,17 @@ class Host:
         if trainer is not self._trainer:
             return  # the last words of a generation that is over
         message |= {"generation": trainer.generation, "rank": trainer.rank}
-        self._tell(message)
-        if message["type"] == "stepped":
+        if message["type"] == "no_buffer":
+            self._give_up_uploads(message["error"])
+            trainer.control.allow(trainer.control.finished_step, self._free_buffer(trainer.control.finished_step))
+        elif message["type"] == "stepped":
+            assert self._assignment is not None
             self._buffers[message["step"]] = message["buffer"]
-            self._copy_to_partners(message)
+            partners = self._assignment["partners"]
+            self._tell(message | {"copies": [partner["node"] for partner in partners]})
+            self._copy_to(partners, message)
+        else:
+            self._tell(message)
 
     def _on_trainer_end(self, trainer: TrainerProcess, code: int | None) -> None:
         if trainer is self._trainer:
@@ -282,22 +303,23 @@ class Host:
 
     # -- partners ------------------------------------------------------------------------------------------------
 
-    def _copy_to_partners(self, message: Message) -> None:
-        assert self._assignment is not None
-        for partner in self._assignment["partners"]:
+    def _copy_to(self, partners: list[Message], message: Message) -> None:
+        for partner in partners:
             address = (str(partner["address"][0]), int(partner["address"][1]))
             if address not in self._partners:
                 self._partners[address] = PartnerLink(address, self._settings.token)
             self._spawn(self._copy(self._partners[address], partner["node"], message))
 
     async def _copy(self, link: PartnerLink, node: str, message: Message) -> None:
-        told = {key: message[key] for key in ("generation", "rank", "step", "image")}
+        told = {key: message[key] for key in ("generation", "rank", "step", "image")} | {"node": node}
         try:
             await link.send(self._pool.path / message["image"], message["step"])
+        except NoRoom as error:
+            self._tell({"type": "copy_refused", "error": str(error), **told})
         except (OSError, CheckpointError) as error:
             self._tell({"type": "copy_failed", "error": str(error), **told})
         else:
-            self._tell({"type": "held", "node": node, **told})
+            self._tell({"type": "held", **told})
 
 
 def run_host(settings: HostSettings) -> str:

@@ -38,6 +38,8 @@ class Inventory:
     def __init__(self) -> None:
         self._sets: dict[tuple[int, int], SnapshotSet] = {}
         self._worlds: dict[int, int] = {}
+        self._limits: dict[int, int] = {}
+        """generation -> the newest of its steps that may still be used"""
         self.descriptions: dict[tuple[int, int], str] = {}
         """(generation, rank) -> JSON description of the rank's image"""
 
@@ -48,9 +50,9 @@ class Inventory:
         self.descriptions[generation, rank] = description
 
     def add(self, generation: int, rank: int, step: int, node: str, image: str) -> SnapshotSet | None:
-        """Record a whole image; None for a generation that is unknown or already given up."""
+        """Record a whole image; None for a generation or step that is unknown or already given up."""
         world = self._worlds.get(generation)
-        if world is None or not 0 <= rank < world:
+        if world is None or not 0 <= rank < world or step > self._limits.get(generation, step):
             return None
         snapshots = self._sets.setdefault((step, generation), SnapshotSet(generation, step, world))
         snapshots.holders.setdefault(rank, {})[node] = Held(node, image)
@@ -65,6 +67,25 @@ class Inventory:
                 return snapshots
         return None
 
+    def find(self, generation: int, step: int) -> SnapshotSet | None:
+        """What there is of that very state, complete or not."""
+        return self._sets.get((step, generation))
+
+    def drop(self, generation: int, rank: int, step: int, node: str) -> bool:
+        """Forget one image, which could not be read; False when it was not known (any more)."""
+        snapshots = self._sets.get((step, generation))
+        return snapshots is not None and snapshots.holders.get(rank, {}).pop(node, None) is not None
+
+    def give_up_after(self, step: int) -> None:
+        """The generations there are go on from ``step``: their later images, also those still to be told of, are over.
+
+        Without this a node that comes back would bring steps which the job has rolled back, or never logged.
+        """
+        for key in [key for key in self._sets if key[0] > step]:
+            del self._sets[key]
+        for generation in self._worlds:
+            self._limits[generation] = min(step, self._limits.get(generation, step))
+
     def supersede(self, finished: SnapshotSet) -> None:
         """Forget every older image: once a step is finished, the buffers of the steps before it are written over."""
         for key in [key for key in self._sets if key < (finished.step, finished.generation)]:
@@ -73,6 +94,7 @@ class Inventory:
             self._forget(generation)
 
     def _forget(self, generation: int) -> None:
+        self._limits.pop(generation, None)
         for rank in range(self._worlds.pop(generation)):
             self.descriptions.pop((generation, rank), None)
         for key in [key for key in self._sets if key[1] == generation]:

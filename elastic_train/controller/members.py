@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_train.config.layout import Layout
+from elastic_train.controller.inventory import SnapshotSet
 from elastic_train.controller.wire import Connection, Message
 
 
@@ -26,6 +28,23 @@ class HostRecord:
     trainer_pid: int | None = None
     beats: int = 0
     started_step: int = 0
+    left_out: str = ""
+    """why it takes no part until ``left_out_until``"""
+    left_out_until: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """May be a member of the next generation."""
+        return self.ready and time.time() >= self.left_out_until
+
+    @property
+    def full(self) -> bool:
+        """Its node has no room for its snapshots."""
+        return self.ready and not self.usable
+
+    def as_partner(self) -> Message:
+        """What a host must know to send it copies."""
+        return {"address": list(self.byte_address), "node": self.node}
 
     @property
     def ready(self) -> bool:
@@ -42,7 +61,7 @@ class Trouble:
     """Why a generation ended, as first seen."""
 
     kind: str
-    """host_lost, trainer_killed, exception, peer, hang, copy_failed, growth or start"""
+    """host_lost, trainer_killed, hang, copy_failed, growth, start, or what ``trainer._error_kind`` calls it"""
     detail: str
     seen: float = field(default_factory=time.time)
     traceback: str | None = None
@@ -74,6 +93,8 @@ class Generation:
     first_step_at: float | None = None
     stepped: dict[int, dict[int, Message]] = field(default_factory=dict)
     """step -> rank -> what the trainer said of it"""
+    restore_from: SnapshotSet | None = None
+    """the images that it was told to begin with"""
     troubles: list[Trouble] = field(default_factory=list)
     refusing: bool = False
     """Its checkpoint is being given up because a rank found it damaged; what other ranks say now changes nothing."""
@@ -82,15 +103,20 @@ class Generation:
     def rank_of(self, host: HostRecord) -> int | None:
         return self.members.index(host) if host in self.members else None
 
-    def copies_wanted(self, rank: int) -> int:
-        return 1 + len(self.partners[rank])
+    def holds(self, snapshots: SnapshotSet) -> bool:
+        """Whether a step is whole on every rank and on every node that its host copies it to."""
+        said = self.stepped.get(snapshots.step, {})
+        ranks = range(self.layout.world_size)
+        return all(rank in said and snapshots.copies(rank) > len(said[rank]["copies"]) for rank in ranks)
 
 
-def choose_partners(members: list[HostRecord], rank: int, count: int) -> list[HostRecord]:
+def choose_partners(
+    members: Sequence[HostRecord], rank: int, count: int, full: Collection[str] = ()
+) -> list[HostRecord]:
     """Up to ``count`` hosts, each on a different other node, for the copies of ``rank``'s snapshots.
 
-    The next nodes in the ring of nodes take them, and inside a node the host of the same position, so that the copies
-    spread evenly.
+    The next nodes in the ring of nodes take them, but those that are ``full``, and inside a node the host of the same
+    position, so that the copies spread evenly.
     """
     nodes: dict[str, list[HostRecord]] = {}
     for member in members:
@@ -98,8 +124,8 @@ def choose_partners(members: list[HostRecord], rank: int, count: int) -> list[Ho
     ring = list(nodes)
     own = members[rank]
     here, place = ring.index(own.node), nodes[own.node].index(own)
-    others = [ring[(here + hop) % len(ring)] for hop in range(1, min(count, len(ring) - 1) + 1)]
-    return [nodes[node][place % len(nodes[node])] for node in others]
+    others = [node for node in ring[here + 1 :] + ring[:here] if node not in full]
+    return [nodes[node][place % len(nodes[node])] for node in others[:count]]
 
 
 def order_members(hosts: list[HostRecord], wanted: int) -> list[HostRecord]:

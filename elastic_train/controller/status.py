@@ -25,7 +25,7 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
         "generation": generation.number if generation else 0,
         "layout": str(generation.layout) if generation else "",
         "hosts": _hosts(coordinator),
-        "spares": sum(host.ready for host in coordinator.hosts.values())
+        "spares": sum(host.usable for host in coordinator.hosts.values())
         - (len(generation.members) if generation else 0),
         "last_events": events[-10:],
     }
@@ -40,7 +40,7 @@ def _hosts(coordinator: Coordinator) -> list[dict[str, Any]]:
     hosts = []
     for host in coordinator.hosts.values():
         rank = generation.rank_of(host) if generation else None
-        state = "starting" if not host.ready else "spare" if rank is None else "training"
+        state = "starting" if not host.ready else "training" if rank is not None else "spare" if host.usable else "full"
         hosts.append(
             {
                 "id": host.number,

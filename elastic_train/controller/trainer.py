@@ -6,40 +6,39 @@ trainer has to tell goes back as lines: ``phase``, ``described``, ``stepped``, `
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from elastic_train.checkpoint.capture import Capture
-from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.errors import DamagedChunk
-from elastic_train.checkpoint.image import Image, image_name
-from elastic_train.checkpoint.manifest import CheckpointId, read_manifest
-from elastic_train.checkpoint.reader import Part, restore
-from elastic_train.checkpoint.restore_checkpoint import parts_of
-from elastic_train.checkpoint.sources import ChunkSource, ImageSource, RemoteSource
+from elastic_train.checkpoint.errors import DamagedChunk, NoRoom, SourceError
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.control_block import ControlBlock
 from elastic_train.controller.process_control import name_process
+from elastic_train.controller.restoring import DamagedManifest, Restoration, Unreadable
+from elastic_train.controller.snapshots import Snapshots
 from elastic_train.controller.wire import Message, decode, encode
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.evaluation import open_evaluation
 from elastic_train.data.order import SampleOrder
 from elastic_train.model.hf_folder import open_source
+from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
+from elastic_train.training.state_keys import state_keys
 
-_POLL_SECONDS = 0.0005
 _GROUP_TIMEOUT = timedelta(minutes=30)
 """Only a last resort: the coordinator kills a generation long before its collectives time out."""
 
@@ -59,11 +58,19 @@ class Trainer:
         self._layout = Layout(**assignment["layout"])
         self._assignment = assignment
         self._control = ControlBlock(assignment["control"])
-        self._images: dict[int, Image] = {}
+        self._pool = Path(assignment["pool"])
+        open_store = partial(Store.open, assignment["job_folder"], self._job.storage)
+        self._restoration = Restoration(assignment["restore"], self._pool, assignment["token"], open_store)
+        self._snapshots: Snapshots | None = None
+        self._stalled = 0.0
+        """how long the update of the step had to wait for the snapshot of the one before"""
+        self._telling = threading.Lock()
         self.step: int = assignment["start_step"]
 
     def tell(self, message: Message) -> None:
-        self._channel.sendall(encode(message))
+        """Send a line to the host, from any thread."""
+        with self._telling:
+            self._channel.sendall(encode(message))
 
     def run(self) -> None:
         """Form the group, take the state, then step until the job's last step."""
@@ -76,10 +83,11 @@ class Trainer:
         started = time.time()
         self._take_state(engine)
         self._phase("restore", started)
-        capture = Capture(engine.state())
-        self.tell({"type": "described", "description": capture.description.to_json()})
+        snapshots = self._snapshots = self._open_snapshots(engine)
+        engine.before_update = self._before_update
         for step in range(self.step + 1, self._job.training.steps + 1):
-            self._run_step(engine, capture, step)
+            self._run_step(engine, snapshots, step)
+        snapshots.wait()
         self.tell({"type": "completed", "step": self.step})
 
     def _phase(self, name: str, started: float) -> None:
@@ -102,80 +110,57 @@ class Trainer:
         return engine
 
     def _take_state(self, engine: Engine) -> None:
-        """Fresh weights (random, or of ``init_from``), the snapshots named in the assignment, or a checkpoint."""
-        plan: dict[str, Any] = self._assignment["restore"]
-        if plan["kind"] == "fresh":
+        """Fresh weights (random, or of ``init_from``), or the state that the assignment names."""
+        if self._restoration.fresh:
             engine.initialize(open_source(self._job))
             return
-        parts = self._snapshot_parts(plan) if plan["kind"] == "snapshots" else self._checkpoint_parts(plan)
-        restored = restore(engine.state(), parts, rank=self._rank)
+        restored = self._restoration.run(engine.state(), self._rank, state_keys(self._job))
         engine.publish()
-        for part in parts:
-            part.source.close()
         self.tell({"type": "restored", "bytes": dict(restored.bytes_read), "passed_over": restored.passed_over})
 
-    def _snapshot_parts(self, plan: dict[str, Any]) -> list[Part]:
-        parts = []
-        for entry in plan["parts"]:
-            source: ChunkSource
-            if entry["local"]:
-                source = ImageSource(Path(entry["image"]), plan["step"])
-            else:
-                address = (entry["address"][0], entry["address"][1])
-                source = RemoteSource(address, self._assignment["token"], entry["image"], plan["step"])
-            parts.append(Part(Description.from_json(entry["description"]), source))
-        return parts
+    def _open_snapshots(self, engine: Engine) -> Snapshots:
+        capture = Capture(engine.state())
+        self.tell({"type": "described", "description": capture.description.to_json()})
+        keep = self._restoration.images
+        return Snapshots(capture, self._control, self.tell, self._pool, self._generation, self._rank, keep)
 
-    def _checkpoint_parts(self, plan: dict[str, Any]) -> list[Part]:
-        store = Store.open(self._assignment["job_folder"], self._job.storage)
-        return parts_of(store, read_manifest(store, CheckpointId(plan["step"], plan["claim"])))
-
-    def _run_step(self, engine: Engine, capture: Capture, step: int) -> None:
+    def _run_step(self, engine: Engine, snapshots: Snapshots, step: int) -> None:
         self._control.start(step)
         started, cpu_started = time.time(), time.process_time()
         metrics = engine.train_step(step)
-        computed = time.time()
+        passed = time.time() - started
         if not all(map(_is_finite, (metrics.loss, metrics.grad_norm))):
             raise NonFiniteLoss(
                 f"step {step}: loss={metrics.loss}, grad_norm={metrics.grad_norm}; no weight was changed"
             )
-        buffer = self._wait_for_buffer(step - 1)
-        copy_started = time.time()
-        capture.write(self._image(buffer, capture), step)
         self.step = step
-        self.tell(
-            {
-                "type": "stepped",
-                "step": step,
-                "buffer": buffer,
-                "image": self._image_name(buffer),
-                "loss": metrics.loss,
-                "grad_norm": metrics.grad_norm,
-                "lr": metrics.lr,
-                "valid_tokens": metrics.valid_tokens,
-                **metrics.evaluation(),
-                "eval_seconds": engine.evaluation_seconds,
-                "seconds": computed - started - engine.evaluation_seconds,
-                "cpu_seconds": time.process_time() - cpu_started,
-                "snapshot_seconds": time.time() - copy_started,
-                "stall_seconds": copy_started - computed,
-            }
-        )
+        message = {
+            "type": "stepped",
+            "step": step,
+            "loss": metrics.loss,
+            "grad_norm": metrics.grad_norm,
+            "lr": metrics.lr,
+            "valid_tokens": metrics.valid_tokens,
+            **metrics.evaluation(),
+            "eval_seconds": engine.evaluation_seconds,
+            "seconds": passed - engine.evaluation_seconds - self._stalled,
+            "cpu_seconds": time.process_time() - cpu_started,
+            "stall_seconds": self._stalled,
+        }
+        snapshots.begin(step, message)
 
-    def _wait_for_buffer(self, finished: int) -> int:
-        """The buffer for the next snapshot; its old content is free once step ``finished`` is whole everywhere."""
-        while self._control.finished_step < finished:
-            time.sleep(_POLL_SECONDS)
-        return self._control.next_buffer
+    def _before_update(self) -> None:
+        """The snapshot of the step before must be whole before this step changes the state."""
+        assert self._snapshots is not None
+        started = time.time()
+        self._snapshots.wait()
+        self._stalled = time.time() - started
 
-    def _image_name(self, buffer: int) -> str:
-        return image_name(self._generation, self._rank, buffer)
-
-    def _image(self, buffer: int, capture: Capture) -> Image:
-        if buffer not in self._images:
-            path = Path(self._assignment["pool"]) / self._image_name(buffer)
-            self._images[buffer] = Image.create(path, self._generation, self._rank, capture.description)
-        return self._images[buffer]
+    def settle(self) -> None:
+        """Let the snapshot that is under way become whole; whatever keeps it from that, we are ending anyway."""
+        if self._snapshots is not None:
+            with contextlib.suppress(Exception):
+                self._snapshots.wait()
 
 
 def _is_finite(value: float) -> bool:
@@ -183,11 +168,41 @@ def _is_finite(value: float) -> bool:
 
 
 def _error_kind(error: BaseException) -> str:
-    """``peer`` for the echo of somebody else's end, ``damaged`` for a bad checkpoint, ``exception`` for the rest."""
-    if isinstance(error, DamagedChunk):
+    """What the error means to the coordinator.
+
+    ``peer``: the echo of somebody else's end. ``damaged``: a bad checkpoint. ``unreadable``: a copy in memory that
+    cannot be read. ``storage``: storage does not answer. ``no_room``: no memory for snapshots. ``exception``: the rest.
+    """
+    if isinstance(error, Unreadable):
+        return "unreadable"
+    if isinstance(error, (DamagedChunk, DamagedManifest)):
         return "damaged"
-    lost_peer = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-    return "peer" if lost_peer else "exception"
+    if isinstance(error, NoRoom):
+        return "no_room"
+    cause = error.__cause__ if isinstance(error, SourceError) else error
+    if isinstance(cause, StorageError) and not isinstance(cause, (NotFound, WrongSettings)):
+        return "storage"
+    return "peer" if _lost_peer(error) else "exception"
+
+
+def _lost_peer(error: BaseException | None) -> bool:
+    """A collective failed; a pipeline wraps what its stages raise."""
+    if error is None:
+        return False
+    lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+    return lost or _lost_peer(error.__cause__)
+
+
+def _error_message(error: Exception, step: int) -> Message:
+    message: Message = {
+        "type": "error",
+        "kind": _error_kind(error),
+        "error": f"{type(error).__name__}: {error}",
+        "sentence": str(error),
+        "traceback": traceback.format_exc(),
+        "step": step,
+    }
+    return message | ({"copies": error.copies} if isinstance(error, Unreadable) else {})
 
 
 def main(channel: socket.socket) -> int:
@@ -208,17 +223,10 @@ def main(channel: socket.socket) -> int:
     except BrokenPipeError:
         return 1  # the host is gone
     except Exception as error:
-        channel.sendall(
-            encode(
-                {
-                    "type": "error",
-                    "kind": _error_kind(error),
-                    "error": f"{type(error).__name__}: {error}",
-                    "traceback": traceback.format_exc(),
-                    "step": trainer.step + 1 if trainer else assignment["start_step"] + 1,
-                }
-            )
-        )
+        message = _error_message(error, trainer.step + 1 if trainer else assignment["start_step"] + 1)
+        if trainer is not None and message["kind"] == "exception":
+            trainer.settle()  # else the step that was reached before would be done again, and again
+        channel.sendall(encode(message))
         return 1
     while channel.recv(4096):  # the snapshot stays valid without us; the host ends this process
         pass

@@ -106,6 +106,8 @@ class Engine:
         if problems:
             raise ValueError(f"layout {layout} cannot run this job: " + "; ".join(problems))
         self.on_progress: Callable[[], None] = lambda: None
+        self.before_update: Callable[[], None] = lambda: None
+        """called before a step changes anything in ``state``: until then whoever copies it has time"""
         self.evaluation_seconds = 0.0
         """How long the evaluation of the last step took; 0 when none was due."""
         self._job = job
@@ -195,6 +197,7 @@ class Engine:
         """Update number ``step`` with ``gradients``, clipped; none if they are not finite."""
         optimizer, schedule = self._job.optimizer, self._job.schedule
         rate = learning_rate(step, optimizer=optimizer, schedule=schedule, steps=self._job.training.steps)
+        self.before_update()
         # Loss and norm are sums over all ranks: every rank takes the same decision here.
         if math.isfinite(gradients.loss) and math.isfinite(gradients.norm):
             scale = clipping(gradients.norm, optimizer.clip_norm)

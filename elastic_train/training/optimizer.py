@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from elastic_train.config.job import Job
+from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.precision import compute_dtype
 from elastic_train.parallel.shard import LocalShard
@@ -47,3 +48,14 @@ def build_optimizer(shards: dict[str, LocalShard], job: Job, mesh: ParallelMesh,
         whole = WholeMatrices(matrices, mesh, dtype=compute_dtype(job.training), sharded=cut)
         return LocalMuon(shards, config, whole, fused=fused)
     return LocalAdam(parameters, config, decoupled=config.name == "adamw", fused=fused)
+
+
+def state_kinds(config: OptimizerConfig, name: str, dimensions: int) -> tuple[str, ...]:
+    """The kinds of state that the optimizer of ``build_optimizer`` has for parameter ``name`` of so many dims."""
+    if config.name == "sgd":
+        return ("momentum_buffer",) if config.momentum else ()
+    if config.name == "lion":
+        return ("exp_avg",)
+    if config.name == "muon" and is_matrix_of_block(name, dimensions):
+        return ("momentum_buffer",)
+    return ("exp_avg", "exp_avg_sq")

@@ -146,8 +146,12 @@ def upload_images(
     attempt: str = "",
     claim: int = 1,
     model: object = None,
+    batch: int = 8,
 ) -> Manifest:
-    """What the hosts of all ranks do with their whole images, and the manifest of it. Needs no torch."""
+    """What the hosts of all ranks do with their whole images, and the manifest of it. Needs no torch.
+
+    ``batch``: samples a step.
+    """
     descriptions = {rank: Image.open(path).description() for rank, path in enumerate(paths)}
     uploads = []
     for rank, indices in assign_chunks(descriptions).items():
@@ -162,7 +166,7 @@ def upload_images(
         created=1.7e9,
         metrics={},
         block_bytes=BLOCK_BYTES,
-        cursor=step * 8,
+        cursor=step * batch,
         generation=generation,
         seed=1,
         layout={"dp_shard": len(paths)},

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from elastic_train.checkpoint.description import Chunk, Description, aligned, incomplete_keys, shapes_of, union_volume
+from elastic_train.checkpoint.description import Chunk, Description, aligned, union_volume
 from elastic_train.checkpoint.errors import CheckpointError
 
 
@@ -60,13 +60,3 @@ def test_union_volume_is_what_painting_the_boxes_gives(seed: int) -> None:
 def test_union_volume_of_a_scalar() -> None:
     assert union_volume([((), ()), ((), ())]) == 1
     assert union_volume([]) == 0
-
-
-def test_incomplete_keys_names_what_is_not_covered() -> None:
-    expected = shapes_of([rows(0, 4), rows(4, 10), rows(0, 10, "v")])
-    assert expected == {"w": (10, 3), "v": (10, 3)}
-    assert incomplete_keys([rows(0, 4), rows(4, 10), rows(0, 10, "v")], expected) == []
-    assert incomplete_keys([rows(0, 4), rows(0, 4), rows(5, 10)], expected) == [
-        "w has 27 of its 30 elements",
-        "v has 0 of its 30 elements",
-    ]

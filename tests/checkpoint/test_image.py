@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.checkpoint.description import Chunk, Description
-from elastic_train.checkpoint.errors import ImageError
+from elastic_train.checkpoint.errors import ImageError, NoRoom
 from elastic_train.checkpoint.image import (
     HEADER_BYTES,
     Image,
@@ -130,6 +130,14 @@ def test_older_generations_are_removed_with_what_belongs_to_them(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, f"{name}.json", "notes.txt"]
 
 
+def test_images_that_are_still_needed_are_not_removed(tmp_path: Path) -> None:
+    for rank in range(3):
+        whole_image(tmp_path, generation=2, rank=rank)
+    kept = image_name(2, 1, 0)
+    assert remove_older(tmp_path, 3, keep=[kept]) == 2
+    assert [(found.rank, found.description) for found in adoptable(tmp_path)] == [(1, description())]
+
+
 @pytest.mark.parametrize("name", ["../x.img", "g1-r1-b0.img", "/etc/passwd", "g00000001-r00000-b0.img.json", ""])
 def test_names_that_are_not_image_names_are_refused(name: str) -> None:
     with pytest.raises(ImageError, match="image name"):
@@ -160,7 +168,7 @@ def test_a_full_memory_file_system_is_an_error_sentence_at_creation(small_file_s
     fits = Image.create(small_file_system / image_name(1, 0, 0), 1, 0, description(600_000 // 64 * 64))
     path = small_file_system / image_name(1, 0, 1)
     with pytest.raises(
-        ImageError, match=rf"{path} needs 604096 bytes and .* has \d+ free; give snapshot.directory more room"
+        NoRoom, match=rf"{path} needs 604096 bytes and .* has \d+ free; give snapshot.directory more room"
     ):
         Image.create(path, 1, 0, description(600_000))
     assert sorted(p.name for p in small_file_system.iterdir()) == [fits.path.name, f"{fits.path.name}.json"]

@@ -9,7 +9,8 @@ import torch
 
 from elastic_train.checkpoint.claims import newest_claim
 from elastic_train.checkpoint.errors import CheckpointError
-from elastic_train.checkpoint.manifest import REREADS, read_manifest
+from elastic_train.checkpoint.manifest import read_manifest
+from elastic_train.checkpoint.sealed import REREADS
 from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
 from tests.checkpoint.states import even_layout, save_and_commit

@@ -83,6 +83,8 @@ def test_event_line() -> None:
     event = {"time": 0.0, "event": "generation_formed", "layout": "pp2", "form_seconds": 0.51234, "cause": None}
     assert event_line(event).endswith("generation formed  layout=pp2  form_seconds=0.512")
     assert event_line("as it is") == "as it is"
+    restored = {"event": "generation_formed", "restored_bytes": {"image": 21_040_000, "object": 3_000}}
+    assert event_line(restored) == "generation formed  restored=own node:21.0 MB,storage:0.0 MB"
     joined = {"event": "host_joined", "node": "0123456789" * 5, "phases": {"build": 0.25, "load": 1}, "bytes": {}}
     assert event_line(joined) == "host joined  node=01234567  phases=build:0.25,load:1"
 

@@ -127,6 +127,34 @@ def test_images_of_unknown_generations_and_ranks_are_not_taken() -> None:
     assert inventory.add(1, 1, 1, "a", "image") is not None
 
 
+def test_one_image_is_dropped_and_the_next_best_step_is_found() -> None:
+    inventory = opened(2)
+    hold(inventory, 1, 5, "ab b")
+    hold(inventory, 1, 6, "ab b")
+    assert inventory.drop(1, 0, 6, "a")
+    assert newest(inventory, "ab") == (6, 1)
+    assert inventory.drop(1, 0, 6, "b")
+    assert not inventory.drop(1, 0, 6, "b")
+    assert not inventory.drop(1, 0, 7, "b")
+    assert newest(inventory, "ab") == (5, 1)
+
+
+def test_steps_that_were_rolled_back_are_over_also_when_their_node_comes_back() -> None:
+    inventory = opened(1)
+    hold(inventory, 1, 20, "b")
+    hold(inventory, 1, 19, "b")
+    assert newest(inventory, "a") is None
+    inventory.give_up_after(10)
+    assert newest(inventory, "ab") is None
+    assert inventory.add(1, 0, 20, "b", "image") is None
+    inventory.open_generation(2, 1)
+    inventory.describe(2, 0, "description")
+    hold(inventory, 2, 11, "a")
+    hold(inventory, 1, 10, "b")
+    assert newest(inventory, "ab") == (11, 2)
+    assert newest(inventory, "b") == (10, 1)
+
+
 NODES = "abc"
 WORLDS = (2, 1, 3)
 _add = st.tuples(st.just("add"), st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.sampled_from(NODES))

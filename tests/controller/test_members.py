@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.config.layout import Layout
+from elastic_train.controller.inventory import Held, SnapshotSet
 from elastic_train.controller.members import Generation, Trouble, choose_partners, order_members, step_line
 from tests.controller.records import host, hosts
 
@@ -126,10 +127,35 @@ def test_step_line_of_a_step_with_an_evaluation() -> None:
     assert "eval_loss_ema" not in line
 
 
-def test_copies_wanted_and_ranks() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "full", "partners"),
+    [
+        ("abc", "b", [[3], [3], [1]]),  # the next node that has room
+        ("abc", "bc", [[], [1], [1]]),
+        ("aabb", "b", [[], [], [1], [2]]),
+    ],
+)
+def test_nodes_without_room_get_no_copies(nodes: str, full: str, partners: list[list[int]]) -> None:
+    members = hosts(nodes)
+    assert [numbers(choose_partners(members, rank, 1, full)) for rank in range(len(members))] == partners
+
+
+def test_a_step_is_held_when_every_copy_that_its_hosts_promised_is_there() -> None:
     members = hosts("ab")
     generation = Generation(1, Layout(pp=2), members, [[members[1]], []], 0, Trouble("start", ""))
-    assert [generation.copies_wanted(rank) for rank in (0, 1)] == [2, 1]
+    snapshots = SnapshotSet(1, 5, 2, {0: {"a": Held("a", "x")}, 1: {"b": Held("b", "y")}})
+    assert not generation.holds(snapshots)
+    generation.stepped[5] = {0: {"copies": ["b"]}}
+    assert not generation.holds(snapshots)
+    generation.stepped[5][1] = {"copies": []}
+    assert not generation.holds(snapshots)
+    snapshots.holders[0]["b"] = Held("b", "x")
+    assert generation.holds(snapshots)
+
+
+def test_ranks() -> None:
+    members = hosts("ab")
+    generation = Generation(1, Layout(pp=2), members, [[members[1]], []], 0, Trouble("start", ""))
     assert [generation.rank_of(member) for member in members] == [0, 1]
     assert generation.rank_of(host(3, "a")) is None
 

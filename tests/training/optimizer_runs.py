@@ -174,3 +174,22 @@ def average_by_hand(rank: int, job: Job, layout: Layout, steps: int) -> tuple[di
 
 def _weights(engine: Engine) -> dict[str, Piece]:
     return {key: piece for key, piece in pieces(engine).items() if key.startswith("param.")}
+
+
+def changes_outside_updates(rank: int, job: Job, layout: Layout, steps: int) -> list[tuple[int, str]]:
+    """(step, key) of local shards that changed between the end of a step and ``before_update`` of the next one."""
+    evaluation = evaluation_of(job) if job.evaluation.uri else None
+    engine = Engine(job, layout, rank, SyntheticBatches(job), evaluation)
+    engine.initialize()
+    at_end, changed = pieces(engine), []
+
+    def compare() -> None:
+        for key, (_, _, value) in pieces(engine).items():
+            if value.tobytes() != at_end[key][2].tobytes():
+                changed.append((step, key))
+
+    engine.before_update = compare
+    for step in range(1, steps + 1):
+        engine.train_step(step)
+        at_end = pieces(engine)
+    return changed

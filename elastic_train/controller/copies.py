@@ -1,0 +1,61 @@
+"""On which other nodes the snapshots of a generation are kept (tier 1): the next ones in the ring that have room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elastic_train.controller.members import HostRecord, choose_partners
+from elastic_train.controller.setbacks import Pause
+
+
+@dataclass(slots=True)
+class _Full:
+    """A node that refused a copy."""
+
+    pause: Pause
+    until: float
+
+
+class Copies:
+    """Chooses partners and remembers the nodes that are full.
+
+    Args:
+        wanted: ``snapshot.partners``.
+        record: writes an event to the ledger.
+        clock: seconds.
+    """
+
+    def __init__(self, wanted: int, record: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._wanted, self._record, self._clock = wanted, record, clock
+        self._full: dict[str, _Full] = {}
+        self._told = wanted
+
+    def choose(self, members: Sequence[HostRecord]) -> list[list[HostRecord]]:
+        """Partners by rank; says once when there are fewer than are wanted."""
+        now = self._clock()
+        full = {node for node, entry in self._full.items() if entry.until > now}
+        partners = [choose_partners(members, rank, self._wanted, full) for rank in range(len(members))]
+        fewest = min(map(len, partners))
+        if fewest < self._wanted and fewest != self._told:
+            nodes = {member.node for member in members}
+            room = f", {len(full & nodes)} of them without room" if full & nodes else ""
+            detail = f"snapshot.partners={self._wanted} needs {self._wanted + 1} nodes; there are {len(nodes)}{room}"
+            self._record("fewer_copies", copies=fewest, detail=detail)
+        self._told = fewest
+        return partners
+
+    def refused(self, node: str, sentence: str) -> None:
+        """Leave ``node``, which has no room for a copy, out for a while; longer each time."""
+        entry = self._full.setdefault(node, _Full(Pause(), 0.0))
+        now = self._clock()
+        if entry.until > now:
+            return  # of another rank's copy
+        seconds = entry.pause.next()
+        entry.until = now + seconds
+        self._record("partner_full", node=node, retry_seconds=seconds, detail=sentence)
+
+    def joined(self, node: str) -> None:
+        """A host has come to ``node``: it may have room now."""
+        self._full.pop(node, None)

@@ -1,0 +1,64 @@
+"""What a setback means for the next generation: whether it ends the job, who is left out, and how long to wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from elastic_train.controller.members import Generation, HostRecord, Trouble
+
+ROOM_SECONDS = 60.0
+"""A node whose memory file system is full is tried again after this; each further time after twice as long."""
+STORAGE_SECONDS = 1.0
+LONGEST_SECONDS = 3600.0
+LONGEST_STORAGE_SECONDS = 60.0
+
+
+class Pause:
+    """Seconds to wait before something is tried again: twice as long each time."""
+
+    def __init__(self, first: float = ROOM_SECONDS, longest: float = LONGEST_SECONDS) -> None:
+        self._seconds, self._longest = first, longest
+
+    def next(self) -> float:
+        seconds = self._seconds
+        self._seconds = min(2 * seconds, self._longest)
+        return seconds
+
+
+class Setbacks:
+    """What has gone wrong since a step was last finished.
+
+    Args:
+        max_errors: ``failure.max_errors``.
+        record: writes an event to the ledger.
+    """
+
+    def __init__(self, max_errors: int, record: Callable[..., None]) -> None:
+        self._max_errors, self._record = max_errors, record
+        self._rooms: dict[int, Pause] = {}
+        self.step_finished()
+
+    def step_finished(self) -> None:
+        self._errors = 0
+        self._storage = Pause(STORAGE_SECONDS, LONGEST_STORAGE_SECONDS)
+
+    def reason_to_end(self, cause: Trouble) -> str | None:
+        """A sentence when ``cause`` has happened too often in a row. Only errors that may come back for ever count."""
+        if cause.kind != "exception":
+            return None
+        self._errors += 1
+        return f"{cause.detail} ({self._errors} times in a row)" if self._errors >= self._max_errors else None
+
+    def storage_pause(self) -> float:
+        """Seconds until storage, which did not answer, is asked again."""
+        return self._storage.next()
+
+    def no_room(self, host: HostRecord, generation: Generation, sentence: str) -> None:
+        """Leave out a host whose node has no memory left for its snapshots; one per node, for that gives room."""
+        now = time.time()
+        if any(member.left_out_until > now and member.node == host.node for member in generation.members):
+            return
+        seconds = self._rooms.setdefault(host.number, Pause()).next()
+        host.left_out, host.left_out_until = sentence, now + seconds
+        self._record("no_room", host=host.number, node=host.node, retry_seconds=seconds, detail=sentence)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_train.config.layout import Layout
+from elastic_train.controller.copies import Copies
+from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.setbacks import Pause, Setbacks
+from tests.controller.records import hosts
+
+
+class Ledger(list[tuple[str, dict[str, Any]]]):
+    def record(self, event: str, **fields: Any) -> None:
+        self.append((event, fields))
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [fields for name, fields in self if name == event]
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+def numbers(partners: list[list[HostRecord]]) -> list[list[int]]:
+    return [[partner.number for partner in of_rank] for of_rank in partners]
+
+
+def test_pauses_grow_up_to_a_limit() -> None:
+    pause = Pause(1.0, 5.0)
+    assert [pause.next() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+def test_only_exceptions_count_and_a_finished_step_forgives_them(ledger: Ledger) -> None:
+    setbacks = Setbacks(2, ledger.record)
+    for kind in ("unreadable", "storage", "no_room", "peer", "host_lost", "damaged"):
+        assert setbacks.reason_to_end(Trouble(kind, "")) is None
+    assert setbacks.reason_to_end(Trouble("exception", "x")) is None
+    setbacks.step_finished()
+    assert setbacks.reason_to_end(Trouble("exception", "x")) is None
+    assert setbacks.reason_to_end(Trouble("exception", "y")) == "y (2 times in a row)"
+
+
+def test_storage_is_asked_ever_more_rarely_until_a_step_is_finished(ledger: Ledger) -> None:
+    setbacks = Setbacks(1, ledger.record)
+    assert [setbacks.storage_pause() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    setbacks.step_finished()
+    assert setbacks.storage_pause() == 1
+
+
+def test_one_host_of_a_full_node_is_left_out_at_a_time(ledger: Ledger) -> None:
+    members = hosts("abb")
+    generation = Generation(1, Layout(dp_shard=3), members, [[], [], []], 0, Trouble("start", ""))
+    setbacks = Setbacks(1, ledger.record)
+    setbacks.no_room(members[2], generation, "x needs 5 bytes")
+    setbacks.no_room(members[1], generation, "y needs 5 bytes")
+    assert [member.usable for member in members] == [True, True, False]
+    assert [(e["host"], e["node"], e["detail"]) for e in ledger.named("no_room")] == [(3, "b", "x needs 5 bytes")]
+
+
+def test_fewer_nodes_than_copies_are_said_once(ledger: Ledger) -> None:
+    chosen = Copies(2, ledger.record)
+    assert numbers(chosen.choose(hosts("abc"))) == [[2, 3], [3, 1], [1, 2]]
+    assert not ledger
+    for _ in range(3):
+        assert numbers(chosen.choose(hosts("ab"))) == [[2], [1]]
+    assert ledger.named("fewer_copies") == [
+        {"copies": 1, "detail": "snapshot.partners=2 needs 3 nodes; there are 2"},
+    ]
+    chosen.choose(hosts("abc"))
+    chosen.choose(hosts("a"))
+    assert [event["copies"] for event in ledger.named("fewer_copies")] == [1, 0]
+
+
+def test_a_full_node_is_left_out_until_its_time_is_over_or_a_host_joins_it(
+    ledger: Ledger,
+) -> None:
+    now = 1000.0
+    chosen, members = Copies(1, ledger.record, lambda: now), hosts("abc")
+    for _ in range(2):  # two ranks' copies are refused
+        chosen.refused("b", "b is full")
+    assert numbers(chosen.choose(members)) == [[3], [3], [1]]
+    now += 61
+    assert numbers(chosen.choose(members)) == [[2], [3], [1]]
+    chosen.refused("b", "b is still full")
+    assert [event["retry_seconds"] for event in ledger.named("partner_full")] == [60.0, 120.0]
+    assert numbers(chosen.choose(members)) == [[3], [3], [1]]
+    chosen.joined("b")
+    assert numbers(chosen.choose(members)) == [[2], [3], [1]]
+    chosen.refused("b", "full")
+    chosen.refused("c", "full")
+    assert numbers(chosen.choose(members)) == [[], [1], [1]]
+    assert ledger.named("fewer_copies") == [
+        {"copies": 0, "detail": "snapshot.partners=1 needs 2 nodes; there are 3, 2 of them without room"}
+    ]
