@@ -95,7 +95,7 @@ class Store(ABC):
         """Creates or replaces an object, as a whole or not at all; returns its size in bytes.
 
         ``chunks`` is read once, in order. ``size_hint`` (total bytes, may be an upper bound) sizes the parts of an S3
-        upload, which may have 10,000 at most; without it an object is limited to 156 GiB.
+        upload, which may have 10,000 at most; without it an object is limited to 78 GiB.
         """
 
     @abstractmethod
