@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elastic_train.checkpoint.errors import CheckpointError, Fenced
-from elastic_train.checkpoint.manifest import FOLDER
+from elastic_train.checkpoint.manifest import FOLDER, reread
 from elastic_train.storage.errors import AlreadyExists
 from elastic_train.storage.store import Entry, Store
 
@@ -60,6 +60,10 @@ def newest_claim(store: Store, entries: Iterable[Entry] | None = None) -> Claim 
     if not numbers:
         return None
     path = f"{_PREFIX}{max(numbers):08d}.json"
+    return reread(lambda: _read(store, path))
+
+
+def _read(store: Store, path: str) -> Claim:
     try:
         return Claim.model_validate_json(store.read(path))
     except ValidationError as error:

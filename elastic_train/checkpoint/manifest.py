@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -27,6 +28,7 @@ _MANIFEST = re.compile(r"checkpoints/step-(\d+)-c(\d+)\.json")
 _ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)(?:-[0-9a-f]+)?/.+")
 
 Count = Annotated[int, Field(ge=0)]
+Record = TypeVar("Record")
 
 
 class _Record(BaseModel):
@@ -185,11 +187,23 @@ def merge(uploads: Iterable[UploadedObject]) -> tuple[dict[str, TensorRecord], d
     return tensors, objects
 
 
+REREADS = 3
+"""What cannot be understood is read again this often before it counts as damaged: it may be spoilt on the way."""
+
+
+def reread(read: Callable[[], Record]) -> Record:
+    """``read()``, again while it raises CheckpointError."""
+    for _ in range(REREADS):
+        with suppress(CheckpointError):
+            return read()
+    return read()
+
+
 def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
     """Raises CheckpointError, naming the object, when it is not there or not to be read."""
     path = checkpoint.path
     try:
-        manifest = Manifest.from_json(store.read(path))
+        manifest = reread(lambda: Manifest.from_json(store.read(path)))
     except NotFound as error:
         raise CheckpointError(f"{path} is missing in {store.uri}") from error
     except CheckpointError as error:

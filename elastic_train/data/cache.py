@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from elastic_train.storage.store import Store
 
 BLOCK = 32 * 2**20
+COPIES = 4
+"""A shard is fetched at most this often: bytes may be spoilt on the way."""
 
 
 class ShardCache:
@@ -31,7 +33,7 @@ class ShardCache:
     def fetch(self, store: Store, shard: Shard) -> Path:
         """The local copy, fetched if it is not there; of several processes one fetches, the others wait.
 
-        A copy with the wrong hash is fetched once more, then refused with :class:`DataError`.
+        A copy with the wrong hash is fetched again, in the end refused with :class:`DataError`.
         """
         file = self.folder / f"{shard.sha256}.arrow"
         try:
@@ -49,7 +51,7 @@ class ShardCache:
     def _download(self, store: Store, shard: Shard, file: Path) -> Path:
         temporary = file.with_name(f".tmp-{secrets.token_hex(8)}")
         try:
-            for _ in range(2):
+            for _ in range(COPIES):
                 found = _copy(store, shard, temporary)
                 if found == shard.sha256:
                     temporary.rename(file)
@@ -57,7 +59,7 @@ class ShardCache:
         finally:
             temporary.unlink(missing_ok=True)
         raise DataError(
-            f"shard {store.uri}/{shard.path} is damaged: fetched twice, sha256 {found}, "
+            f"shard {store.uri}/{shard.path} is damaged: fetched {COPIES} times, sha256 {found}, "
             f"the manifest says {shard.sha256}"
         )
 

@@ -10,10 +10,10 @@ import os
 import threading
 import time
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elastic_train.config.operation import StorageConfig
-from elastic_train.storage.errors import AlreadyExists, NotFound, StorageError, WrongSettings
+from elastic_train.storage.errors import AlreadyExists, StorageError, WrongSettings
 from elastic_train.storage.store import Entry, Store, Unfinished, join
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 READ_TIMEOUT_SECONDS = 30.0
+"""Longest wait for an answer; less when the budget of retries is shorter."""
+
+Answer = TypeVar("Answer")
 
 
 def open_s3(location: str, config: StorageConfig | None) -> Store:
@@ -45,24 +48,45 @@ class Bucket:
         self._lock = threading.Lock()
         self._client: Any = None
         self._known = False
+        self._retries: Any = None
+
+    @property
+    def retries(self) -> dict[str, int]:
+        """How many requests were repeated so far, by cause."""
+        return self._retries.so_far() if self._retries is not None else {}
 
     def call(self, uri: str, request: Callable[[Any], Any]) -> Any:
         """``request(client)`` with retries; errors become :class:`StorageError` about ``uri``."""
-        from elastic_train.storage.s3_errors import retried
+        from elastic_train.storage.s3_retry import retried
 
         client = self._checked(uri)
-        return retried(uri, self._config.retry_seconds, lambda: request(client))
+        return retried(uri, self._config.retry_seconds, self._retries, lambda: request(client))
+
+    def agreed(self, uri: str, request: Callable[[Any], Answer], first: Answer | None = None) -> Answer:
+        """As :meth:`call`, for an answer without a checksum: over plain HTTP it must come twice; ``first`` is one.
+
+        TLS notices every changed bit; TCP's own checksum lets one in 65,536 damaged packets through.
+        """
+        from elastic_train.storage.s3_read import agreed, parsed
+
+        def ask() -> Answer:
+            answer: Answer = self.call(uri, lambda s3: parsed(lambda: request(s3)))
+            return answer
+
+        before = ask() if first is None else first
+        plain = self._checked(uri).meta.endpoint_url.startswith("http://")
+        return agreed(uri, before, ask, self._retries) if plain else before
 
     def _checked(self, uri: str) -> Any:
         """The client, after one look at the bucket: some servers create a missing one at the first write."""
-        from elastic_train.storage.s3_errors import retried
+        from elastic_train.storage.s3_retry import RetryCount, retried
 
         with self._lock:
             if self._client is None:
-                self._client = _make_client(uri, self._config)
+                self._client, self._retries = _make_client(uri, self._config), RetryCount()
             client = self._client
         if not self._known:  # not under the lock: in an outage one thread must not wait for the others' retries
-            retried(uri, self._config.retry_seconds, self._look)
+            retried(uri, self._config.retry_seconds, self._retries, self._look)
             self._known = True
         return client
 
@@ -90,27 +114,38 @@ def _make_client(uri: str, config: StorageConfig) -> Any:
         os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
         keys = _environment_credentials(uri)
     import boto3
-    from botocore.config import Config
 
     try:
-        return boto3.session.Session().client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=config.region,
-            **keys,
-            config=Config(
-                signature_version="s3v4",
-                connect_timeout=config.connect_timeout_seconds,
-                read_timeout=READ_TIMEOUT_SECONDS,
-                retries={"total_max_attempts": 1},  # ours have a time budget
-                max_pool_connections=32,
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-                s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": False},
-            ),
+        client = boto3.session.Session().client(
+            "s3", endpoint_url=endpoint, region_name=config.region, **keys, config=_client_config(config, endpoint)
         )
     except ValueError as error:
         raise WrongSettings(uri, f"endpoint_url={endpoint!r} is not accepted: {error}") from None
+    if endpoint:
+        client.meta.events.register("before-call.s3", _follow_no_redirect)
+    return client
+
+
+def _client_config(config: StorageConfig, endpoint: str | None) -> Any:
+    from botocore.config import Config
+
+    # A server that stays silent must not take much longer than the budget.
+    read_timeout = max(min(READ_TIMEOUT_SECONDS, config.retry_seconds), config.connect_timeout_seconds)
+    return Config(
+        signature_version="s3v4",
+        connect_timeout=config.connect_timeout_seconds,
+        read_timeout=read_timeout,
+        retries={"total_max_attempts": 1},  # ours have a time budget
+        max_pool_connections=32,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": False},
+    )
+
+
+def _follow_no_redirect(params: dict[str, Any], **_: Any) -> None:
+    """botocore looks for the bucket's region when it is sent elsewhere, again and again when it is not told one."""
+    params["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _environment_credentials(uri: str) -> dict[str, Any]:
@@ -135,27 +170,43 @@ class S3Store(Store):
     def sub(self, path: str) -> Store:
         return S3Store(self._bucket, self._start + self._key(path))
 
+    @property
+    def retries(self) -> dict[str, int]:
+        return self._bucket.retries
+
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if length == 0:
             return b""
-        whole = offset == 0 and length is None
-        end = "" if length is None else str(offset + length - 1)
-        address = self._address(path) | ({} if whole else {"Range": f"bytes={offset}-{end}"})
-        uri = join(self.uri, path)
-        try:
-            data: bytes = self._bucket.call(uri, lambda s3: s3.get_object(**address)["Body"].read())
-        except NotFound:
-            raise
-        except StorageError as error:
-            if "InvalidRange" not in error.cause:
-                raise
-            size = self.size(path)
-            if length is None and offset == size:  # a range of no bytes, which HTTP has no way to ask for
+        if offset == 0 and length is None:
+            return self._read_whole(path)
+        from elastic_train.storage.s3_read import read_range
+
+        uri, address = join(self.uri, path), self._address(path)
+        if length is None:
+            length = self.size(path) - offset
+            if length == 0:
                 return b""
-            raise StorageError(uri, f"bytes from {offset} wanted, but its size is {size}") from None
-        if length is not None and len(data) != length:
-            raise StorageError(uri, f"bytes {offset} to {offset + length} wanted, but its size is {offset + len(data)}")
+            if length < 0:
+                raise StorageError(uri, f"bytes from {offset} wanted, but its size is {offset + length}")
+        data: bytes = self._bucket.call(uri, lambda s3: read_range(s3, uri, address, offset, length))
         return data
+
+    def read_agreed(self, path: str, offset: int, length: int) -> bytes:
+        if length == 0:
+            return b""
+        from elastic_train.storage.s3_read import read_range
+
+        uri, address = join(self.uri, path), self._address(path)
+        return bytes(self._bucket.agreed(uri, lambda s3: read_range(s3, uri, address, offset, length)))
+
+    def _read_whole(self, path: str) -> bytes:
+        from elastic_train.storage.s3_read import read_whole
+
+        uri, address = join(self.uri, path), self._address(path)
+        first = data, checked = self._bucket.call(uri, lambda s3: read_whole(s3, address))
+        if not checked:
+            data, _ = self._bucket.agreed(uri, lambda s3: read_whole(s3, address), first)
+        return bytes(data)
 
     def size(self, path: str) -> int:
         address = self._address(path)
@@ -200,13 +251,10 @@ class S3Store(Store):
         found: list[Entry] = []
         more = True
         while more:
-            page = self._bucket.call(join(self.uri, prefix), lambda s3: s3.list_objects_v2(**request))
-            more = page.get("IsTruncated", False)
-            request["ContinuationToken"] = page.get("NextContinuationToken", "")
-            found += [
-                Entry(item["Key"][len(self._start) :], item["Size"], item["LastModified"].timestamp())
-                for item in page.get("Contents", ())
-            ]
+            page, marker = self._bucket.agreed(join(self.uri, prefix), lambda s3: _list_page(s3, request))
+            more = marker is not None
+            request["ContinuationToken"] = marker or ""
+            found += [Entry(key[len(self._start) :], size, modified) for key, size, modified in page]
         return sorted(entry for entry in found if not entry.path.endswith("/"))
 
     def delete(self, path: str) -> None:
@@ -223,14 +271,10 @@ class S3Store(Store):
         found: list[Unfinished] = []
         more = True
         while more:
-            page = self._bucket.call(join(self.uri, prefix), lambda s3: s3.list_multipart_uploads(**request))
-            more = page.get("IsTruncated", False)
-            request["KeyMarker"] = page.get("NextKeyMarker", "")
-            request["UploadIdMarker"] = page.get("NextUploadIdMarker", "")
-            found += [
-                Unfinished(item["Key"][len(self._start) :], item["Initiated"].timestamp(), item["UploadId"])
-                for item in page.get("Uploads", ())
-            ]
+            page, markers = self._bucket.agreed(join(self.uri, prefix), lambda s3: _uploads_page(s3, request))
+            more = markers is not None
+            request.update(markers or {})
+            found += [Unfinished(key[len(self._start) :], started, token) for key, started, token in page]
         return sorted(found, key=lambda write: (write.path, write.token))
 
     def abandon(self, write: Unfinished) -> None:
@@ -243,3 +287,19 @@ class S3Store(Store):
 
     def _address(self, path: str) -> dict[str, Any]:
         return {"Bucket": self._bucket.name, "Key": self._start + self._key(path)}
+
+
+def _list_page(s3: Any, request: dict[str, str]) -> tuple[list[tuple[str, int, float]], str | None]:
+    """((key, size, modified) of each object, token of the next page) of one LIST."""
+    answer = s3.list_objects_v2(**request)
+    page = [(item["Key"], item["Size"], item["LastModified"].timestamp()) for item in answer.get("Contents", ())]
+    return page, answer["NextContinuationToken"] if answer.get("IsTruncated", False) else None
+
+
+def _uploads_page(s3: Any, request: dict[str, str]) -> tuple[list[tuple[str, float, str]], dict[str, str] | None]:
+    """((key, started, token) of each open upload, markers of the next page)."""
+    answer = s3.list_multipart_uploads(**request)
+    page = [(item["Key"], item["Initiated"].timestamp(), item["UploadId"]) for item in answer.get("Uploads", ())]
+    if not answer.get("IsTruncated", False):
+        return page, None
+    return page, {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}

@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError
+
 from elastic_train.storage.errors import StorageError
 
 if TYPE_CHECKING:
@@ -53,8 +55,7 @@ def upload(
     if second is None:
         call(lambda s3: s3.put_object(**address, Body=first, ChecksumCRC32=crc32(first)))
         return len(first)
-    upload_id = call(lambda s3: s3.create_multipart_upload(**address, ChecksumAlgorithm="CRC32")["UploadId"])
-    target = address | {"UploadId": upload_id}
+    target = address | {"UploadId": call(lambda s3: _begin(s3, address))}
     try:
         done, written = _send_parts(uri, target, call, _chain(first, second, parts))
         _complete(address, target, call, done, written)
@@ -63,6 +64,21 @@ def upload(
             call(lambda s3: s3.abort_multipart_upload(**target))
         raise
     return written
+
+
+def _begin(s3: Any, address: dict[str, Any]) -> str:
+    """The id of a new upload, which the server is asked about: a damaged one would fail all parts."""
+    from elastic_train.storage.s3_errors import BadAnswer, error_code
+    from elastic_train.storage.s3_read import parsed
+
+    upload_id = parsed(lambda: str(s3.create_multipart_upload(**address, ChecksumAlgorithm="CRC32")["UploadId"]))
+    try:
+        s3.list_parts(**address, UploadId=upload_id)
+    except ClientError as error:
+        if error_code(error) != "NoSuchUpload":
+            raise
+        raise BadAnswer("the server does not know the upload that it has just begun") from error
+    return upload_id
 
 
 def _complete(

@@ -37,11 +37,11 @@ def read_header(store: Store, path: str) -> dict[str, StoredTensor]:
     uri, size = join(store.uri, path), store.size(path)
     if size < 8:
         raise StorageError(uri, f"is no safetensors file: it has {size} bytes")
-    (length,) = struct.unpack("<Q", store.read(path, 0, 8))
+    (length,) = struct.unpack("<Q", store.read_agreed(path, 0, 8))
     if length > min(size - 8, _MOST_BYTES):
         raise StorageError(uri, f"is no safetensors file: its header should have {length} bytes, the file has {size}")
     try:
-        header = json.loads(store.read(path, 8, length))
+        header = json.loads(store.read_agreed(path, 8, length))
         tensors = {name: _tensor(path, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StorageError(uri, f"is no safetensors file: its header cannot be read: {error}") from None

@@ -70,13 +70,31 @@ class Store(ABC):
             uri, f"unknown scheme {scheme!r}; accepted are a local path, file:// and s3://bucket/prefix"
         )
 
+    @property
+    def retries(self) -> dict[str, int]:
+        """How often requests were repeated so far, by cause ("SlowDown", "broken connection"), by this store and all
+        that it shares a client with; {} where nothing is ever repeated.
+        """
+        return {}
+
     @abstractmethod
     def sub(self, path: str) -> Store:
         """The store of everything below ``path``."""
 
     @abstractmethod
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes ``[offset, offset + length)``, without ``length`` to the end; an error when it ends before that."""
+        """Bytes ``[offset, offset + length)``, without ``length`` to the end; an error when it ends before that.
+
+        Whole objects come as they were written. Of a part only the length is certain: who reads one compares a
+        checksum, or calls :meth:`read_agreed`.
+        """
+
+    def read_agreed(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes ``[offset, offset + length)`` of which the caller has no checksum.
+
+        Over a network that has none either (plain HTTP) they are read until two answers in a row agree.
+        """
+        return self.read(path, offset, length)
 
     @abstractmethod
     def size(self, path: str) -> int:

@@ -70,7 +70,7 @@ def _read(folder: HfFolder, stored: StoredTensor, block: _Block) -> Tensor:
     begin = block.row * pitch + block.column * item
     nbytes = (rows - 1) * pitch + columns * item
     # A writable copy, because torch wants it.
-    data = bytearray(folder.store.read(stored.path, stored.begin + begin, nbytes))
+    data = bytearray(folder.store.read_agreed(stored.path, stored.begin + begin, nbytes))
     return torch.frombuffer(data, dtype=_DTYPES[stored.dtype]).as_strided((rows, columns), (pitch // item, 1))
 
 

@@ -99,3 +99,24 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(small_disk: Path) 
     assert store.read("log") == b"line 1\n"
     assert [entry.path for entry in store.list()] == ["log", "x"]
     assert sorted(os.listdir(small_disk)) == ["log", "x"]
+
+
+def test_a_full_disk_takes_nothing_by_halves_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    """Of every way to write: the sentence, nothing to be seen of it, and all its room free again."""
+    store = Store.open(str(small_disk))
+    store.write("ballast", [b"b" * 700_000])
+    for path, call in {
+        "checkpoints/a": lambda path: store.write(path, (b"n" * 100_000 for _ in range(20))),
+        "checkpoints/b": lambda path: store.create(path, b"n" * 2_000_000),
+        "log": lambda path: store.append(path, b"n" * 2_000_000),
+    }.items():
+        verb = {"log": "append to"}.get(path, "create" if path.endswith("b") else "write")
+        with pytest.raises(StorageError) as caught:
+            call(path)
+        assert str(caught.value) == f"{small_disk}/{path}: cannot {verb} it: {os.strerror(errno.ENOSPC)}"
+        assert [entry.path for entry in store.list() if entry.size] == ["ballast"]
+        assert store.unfinished() == []
+    assert store.write("checkpoints/a", [b"n" * 250_000]) == 250_000  # only fits if nothing was left behind
+    store.delete("ballast")
+    store.create("checkpoints/b", b"n" * 600_000)
+    assert store.size("checkpoints/b") == 600_000
