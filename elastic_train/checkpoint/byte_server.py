@@ -1,8 +1,8 @@
 """A host's server of snapshot bytes: gives ranges of the images in its directory, keeps images that partners send.
 
 A connection begins with a hello that carries the job's token; then come requests, each answered before the next:
-``read`` -> {ok, nbytes, xxh3} + bytes; ``put`` -> {ok} (go on), the bytes, {ok} (whole and verified). A refusal is
-{ok: false, error: sentence}.
+``read`` of ranges [begin, length, stride, count] -> {ok, nbytes, xxh3} + their bytes, one after another; ``put`` ->
+{ok} (go on), the bytes, {ok} (whole and verified). A refusal is {ok: false, error: sentence}.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import xxhash
 
 from elastic_train.checkpoint.description import Description
 from elastic_train.checkpoint.errors import CheckpointError, ImageError, SourceError
+from elastic_train.checkpoint.gather import gathered, ranges
 from elastic_train.checkpoint.image import Image, parse_image_name
 from elastic_train.checkpoint.wire import HELLO_LIMIT, integer, receive_frame, receive_into, send_frame, text
 
@@ -167,13 +168,11 @@ class ByteServer:
         step = integer(request, "step", _MAX_STEP)
         image = Image.open(self._directory / name)
         image.require(step)
-        begin = integer(request, "byte_offset", image.nbytes)
-        nbytes = integer(request, "nbytes", image.nbytes - begin)
-        data = image.data[begin : begin + nbytes]
+        data = gathered(image.data, ranges(request, image.nbytes))
         digest = xxhash.xxh3_64_hexdigest(data.data)
         # The checksum is of this step for sure; bytes that change while they are sent will not fit it.
         image.require(step)
-        send_frame(sock, {"ok": True, "nbytes": nbytes, "xxh3": digest})
+        send_frame(sock, {"ok": True, "nbytes": data.nbytes, "xxh3": digest})
         sock.sendall(data.data)
 
     def _put(self, sock: socket.socket, request: dict[str, Any]) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,15 @@ import xxhash
 
 from elastic_train.checkpoint.errors import SourceError
 from elastic_train.checkpoint.image import Image
+from elastic_train.checkpoint.spans import Runs
 from elastic_train.checkpoint.wire import receive_frame, receive_into, send_frame
 
 Address = tuple[str, int]
 """(host, port) of a byte server."""
+Answer = TypeVar("Answer")
+
+REREADS = 3
+"""Bytes that do not have the checksum that came with them are asked for again this often."""
 
 
 class Peer:
@@ -33,25 +39,30 @@ class Peer:
         self._sock: socket.socket | None = None
         self._lost: tuple[float, str] | None = None
 
-    def read(self, image: str, step: int, byte_offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Bytes of the peer's image of that name (uint8 [nbytes]), which must hold ``step``.
+    def read(self, image: str, step: int, runs: Sequence[Runs]) -> npt.NDArray[np.uint8]:
+        """The bytes of ``runs``, one after another, of the peer's image of that name, which must hold ``step``.
 
+        ``runs`` ascend and do not overlap. Bytes that were spoilt on the way are asked for again, ``REREADS`` times.
         Raises SourceError with the peer's reason, the network's, or a checksum that does not fit.
         """
-        data = np.empty(nbytes, dtype=np.uint8)
-
-        def attempt(sock: socket.socket) -> None:
-            request = {"op": "read", "image": image, "step": step, "byte_offset": byte_offset, "nbytes": nbytes}
-            header = self._ask(sock, request)
-            if header.get("nbytes") != nbytes:
-                raise SourceError(f"{self} answered with {header.get('nbytes')!r} bytes; {nbytes} were asked for")
-            receive_into(sock, data.data)
-            actual, announced = xxhash.xxh3_64_hexdigest(data.data), header.get("xxh3")
-            if actual != announced:
+        data = np.empty(sum(run.nbytes for run in runs), dtype=np.uint8)
+        ranges = [[run.begin, run.length, run.stride, run.count] for run in runs]
+        request = {"op": "read", "image": image, "step": step, "ranges": ranges}
+        for again in reversed(range(1 + REREADS)):
+            announced, actual = self._run(lambda sock: self._receive(sock, request, data))
+            if actual == announced:
+                break
+            if not again:
                 raise SourceError(f"{self} sent bytes of {image} with xxh3 {actual}; it announced {announced}")
-
-        self._run(attempt)
         return data
+
+    def _receive(self, sock: socket.socket, request: dict[str, Any], data: npt.NDArray[np.uint8]) -> tuple[str, str]:
+        """Fills ``data`` with the answer; returns the xxh3 that was announced, and that of what came."""
+        header = self._ask(sock, request)
+        if header.get("nbytes") != data.nbytes:
+            raise SourceError(f"{self} answered with {header.get('nbytes')!r} bytes; {data.nbytes} were asked for")
+        receive_into(sock, data.data)
+        return str(header.get("xxh3")), xxhash.xxh3_64_hexdigest(data.data)
 
     def put(self, path: str | Path, step: int) -> int:
         """Gives the peer the image at ``path``, which must hold ``step``; returns its bytes once the peer has it whole.
@@ -84,7 +95,7 @@ class Peer:
     def __str__(self) -> str:
         return f"host {self.address[0]}:{self.address[1]}"
 
-    def _run(self, attempt: Any) -> None:
+    def _run(self, attempt: Callable[[socket.socket], Answer]) -> Answer:
         """Runs ``attempt`` on the kept connection and, when that turns out to be stale, once more on a new one."""
         asked = time.monotonic()
         with self._lock:
@@ -93,12 +104,12 @@ class Peer:
             kept = self._sock is not None
             try:
                 try:
-                    attempt(self._connected())
+                    return attempt(self._connected())
                 except ConnectionError:
                     if not kept:
                         raise
                     self._drop()
-                    attempt(self._connected())
+                    return attempt(self._connected())
             except OSError as error:
                 self._drop()
                 self._lost = time.monotonic(), f"{self} does not answer: {error}"

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from elastic_train.checkpoint.capture import dtype_name
 from elastic_train.checkpoint.description import Box, Chunk, Description, union_volume
 from elastic_train.checkpoint.errors import CheckpointError, RestoreError
+from elastic_train.checkpoint.spans import Piece
 from elastic_train.parallel.shard import LocalShard
 
 
@@ -30,35 +31,23 @@ class Described(Protocol):
     def description(self) -> Description: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box to copy: from ``source_offsets`` of a saved chunk to ``target_offsets`` of the local shard."""
-
-    source_offsets: tuple[int, ...]
-    target_offsets: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-
 @dataclass(slots=True)
 class Need:
     """A saved chunk of ``key``: its copies as (part, index in that part's description), and what to copy from it."""
 
     key: str
     copies: list[tuple[int, int]]
-    pieces: tuple[Piece, ...]
+    piece: Piece
     error: CheckpointError | None = None
     """Why the copy that was tried last could not be read."""
 
 
 def plan(
-    state: Mapping[str, LocalShard],
-    parts: Sequence[Described],
-    expected_keys: Collection[str] | None,
-    ignore: tuple[str, ...],
+    state: Mapping[str, LocalShard], parts: Sequence[Described], expected_keys: Collection[str] | None
 ) -> list[Need]:
     """The chunks of ``parts`` that the shards of ``state`` need. Raises a RestoreError that lists all that is wrong."""
     saved = _index(parts)
-    problems = _extra_keys(saved, expected_keys, ignore)
+    problems = _extra_keys(saved, expected_keys)
     needs: list[Need] = []
     for key, shard in state.items():
         if not math.prod(shard.global_shape):
@@ -74,7 +63,7 @@ def plan(
         offsets, wanted = tuple(shard.offsets), shard.tensor.numel()
         pieces = _pieces(tuple(shard.global_shape), (offsets, tuple(shard.tensor.shape)), tuple(copies))
         needs += [Need(key, places, pieces[box]) for box, places in copies.items() if box in pieces]
-        covered = union_volume((piece.target_offsets, piece.lengths) for found in pieces.values() for piece in found)
+        covered = union_volume((piece.target_offsets, piece.lengths) for piece in pieces.values())
         if covered != wanted:
             problems.append(f"{key}: only {covered} of the {wanted} elements at offsets {offsets} are saved")
     if problems:
@@ -95,11 +84,10 @@ def _index(parts: Sequence[Described]) -> dict[str, _Copies]:
     return saved
 
 
-def _extra_keys(saved: Mapping[str, _Copies], expected: Collection[str] | None, ignore: tuple[str, ...]) -> list[str]:
+def _extra_keys(saved: Mapping[str, _Copies], expected: Collection[str] | None) -> list[str]:
     if expected is None:
         return []
-    extra = [key for key in saved if key not in expected and not key.startswith(ignore)]
-    return [f"{key} is in the saved state but not in this job" for key in extra]
+    return [f"{key} is in the saved state but not in this job" for key in saved if key not in expected]
 
 
 def _mismatch(shard: LocalShard, chunks: Sequence[Chunk]) -> str | None:
@@ -113,7 +101,7 @@ def _mismatch(shard: LocalShard, chunks: Sequence[Chunk]) -> str | None:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(shape: tuple[int, ...], target: Box, saved: tuple[Box, ...]) -> dict[Box, tuple[Piece, ...]]:
+def _pieces(shape: tuple[int, ...], target: Box, saved: tuple[Box, ...]) -> dict[Box, Piece]:
     """What to copy from each of the ``saved`` boxes that overlap ``target``, all in a tensor of ``shape``.
 
     Cached, because a parameter, its two moments and the same parameter of all other layers have one answer.
@@ -123,11 +111,11 @@ def _pieces(shape: tuple[int, ...], target: Box, saved: tuple[Box, ...]) -> dict
     chunks = [ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)) for offsets, sizes in saved]
     metadata = TensorStorageMetadata(TensorProperties(), torch.Size(shape), chunks)
     local = ChunkStorageMetadata(torch.Size(target[0]), torch.Size(target[1]))
-    pieces: dict[Box, tuple[Piece, ...]] = {}
+    pieces: dict[Box, Piece] = {}
     for item in create_read_items_for_chunk_list("", metadata, [local]):
         index = item.storage_index.index
         if index is None:
             raise RuntimeError("DCP planned a read without a chunk index")
-        piece = Piece(tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths))
-        pieces[saved[index]] = (*pieces.get(saved[index], ()), piece)
+        # One box of a saved box at most: two boxes overlap in a box.
+        pieces[saved[index]] = Piece(tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths))
     return pieces

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,7 @@ import numpy.typing as npt
 from elastic_train.checkpoint.errors import Damage, DamagedChunk, ImageError, SourceError
 from elastic_train.checkpoint.image import Image
 from elastic_train.checkpoint.peer import Address, Peer
+from elastic_train.checkpoint.spans import Runs
 from elastic_train.storage.errors import NotFound, StorageError
 from elastic_train.storage.store import Store
 
@@ -34,30 +37,53 @@ class ChunkSource(Protocol):
         ...
 
 
+@runtime_checkable
+class GatheringSource(ChunkSource, Protocol):
+    """A source that sends only what is asked for, however it is scattered."""
+
+    def gather(self, runs: Sequence[Runs]) -> Bytes:
+        """The bytes of ``runs``, which ascend and do not overlap, one after another. Raises as ``read``."""
+        ...
+
+
 class ImageSource:
-    """An image on this node, read without a copy. It must hold ``step`` at the start and at the end (``check``)."""
+    """An image on this node, read without a copy. It must hold ``step`` when first read and at the end (``check``)."""
 
     kind: ClassVar[str] = "image"
     distance: ClassVar[int] = 0
 
     def __init__(self, path: str | Path, step: int) -> None:
-        """Raises ImageError unless the image at ``path`` is whole and of ``step``."""
-        self._image = Image.open(path)
+        """The image is opened by the first read: one that is gone matters only to who has no other copy."""
+        self._path = path
         self._step = step
-        self._image.require(step)
+        self._lock = threading.Lock()
+        self._image: Image | None = None
 
     def read(self, byte_offset: int, nbytes: int) -> Bytes:
-        end = byte_offset + nbytes
-        if end > self._image.nbytes:
-            raise ImageError(f"{self._image.path} has {self._image.nbytes} bytes; bytes up to {end} were asked for")
-        return self._image.data[byte_offset : byte_offset + nbytes]
+        """A view. Raises ImageError unless the image is whole and of the step, the first time."""
+        image, end = self._opened(), byte_offset + nbytes
+        if end > image.nbytes:
+            raise ImageError(f"{image.path} has {image.nbytes} bytes; bytes up to {end} were asked for")
+        return image.data[byte_offset:end]
 
     def check(self) -> None:
-        """Raises ImageError when the image was overwritten meanwhile, so that what was read may be a mix."""
-        self._image.require(self._step)
+        """Raises ImageError when the image was overwritten since the first read: what was read may be a mix."""
+        if self._image is not None:
+            self._image.require(self._step)
 
     def close(self) -> None:
-        self._image.close()
+        with self._lock:
+            if self._image is not None:
+                self._image.close()
+                self._image = None
+
+    def _opened(self) -> Image:
+        with self._lock:
+            if self._image is None:
+                image = Image.open(self._path)
+                image.require(self._step)
+                self._image = image
+            return self._image
 
 
 class RemoteSource:
@@ -74,7 +100,11 @@ class RemoteSource:
 
     def read(self, byte_offset: int, nbytes: int) -> Bytes:
         """Raises SourceError with the peer's reason (torn image, other step, wrong token), or the network's."""
-        return self._peer.read(self._image, self._step, byte_offset, nbytes)
+        return self.gather([Runs(byte_offset, nbytes, nbytes, 1)] if nbytes else [])
+
+    def gather(self, runs: Sequence[Runs]) -> Bytes:
+        """Only these bytes move. Raises SourceError as ``read`` does."""
+        return self._peer.read(self._image, self._step, runs)
 
     def close(self) -> None:
         self._peer.close()

@@ -13,9 +13,11 @@ import xxhash
 from elastic_train.checkpoint.byte_server import ByteServer
 from elastic_train.checkpoint.description import Chunk, Description, aligned
 from elastic_train.checkpoint.errors import CheckpointError, ImageError, SourceError
+from elastic_train.checkpoint.gather import MOST_GATHERED
 from elastic_train.checkpoint.image import Image, State, image_name
 from elastic_train.checkpoint.peer import Address, Peer
 from elastic_train.checkpoint.sources import RemoteSource
+from elastic_train.checkpoint.spans import Runs
 from elastic_train.checkpoint.wire import receive_frame, receive_into, send_frame
 
 TOKEN = "a secret"
@@ -99,7 +101,7 @@ def test_a_wrong_token_is_refused(server: ByteServer, tmp_path: Path) -> None:
 def test_a_request_before_the_hello_is_refused(server: ByteServer, tmp_path: Path) -> None:
     make_image(tmp_path / "served")
     with socket.create_connection(server.address, timeout=20) as sock:
-        send_frame(sock, {"op": "read", "image": NAME, "step": 5, "byte_offset": 0, "nbytes": 1})
+        send_frame(sock, {"op": "read", "image": NAME, "step": 5, "ranges": []})
         assert receive_frame(sock) == {"ok": False, "error": "wrong token"}
         assert receive_frame(sock) is None
 
@@ -111,9 +113,27 @@ def test_a_request_before_the_hello_is_refused(server: ByteServer, tmp_path: Pat
         ({"image": image_name(2, 1, 1)}, "No such file"),
         ({"step": 6}, "WHOLE at step 5; step 6 is wanted"),
         ({"step": "5"}, "step='5' must be an integer"),
-        ({"byte_offset": -1}, "byte_offset=-1 must be an integer from 0"),
-        ({"nbytes": 10**15}, "nbytes=1000000000000000 must be an integer from 0"),
-        ({"nbytes": True}, "nbytes=True must be"),
+        ({"ranges": None}, "ranges must be a list of at most 4096 rows, not None"),
+        ({"ranges": [[0, 1, 1, 1]] * 5000}, "ranges must be a list of at most 4096 rows, not 5000 of them"),
+        ({"ranges": [[-1, 8, 8, 1]]}, "range [-1, 8, 8, 1] must be four integers from 0 on"),
+        ({"ranges": [[0, True, 8, 1]]}, "range [0, True, 8, 1] must be four integers"),
+        ({"ranges": [[0, 1.0, 8, 1]]}, "must be four integers"),
+        ({"ranges": [[0, 8, 8]]}, "range [0, 8, 8] must be four integers"),
+        ({"ranges": [[0, 8, 8, 1, 1]]}, "must be four integers"),
+        ({"ranges": ["0881"]}, "range '0881' must be four integers"),
+        ({"ranges": [[0, 8, 8, 2**62]]}, "must be four integers"),
+        ({"ranges": [[0, 8, 8, 10**4000]]}, "must be four integers"),
+        ({"ranges": [list(range(10**6))]}, "must be four integers"),
+        ({"ranges": [[0, 0, 8, 1]]}, "must have length >= 1"),
+        ({"ranges": [[0, 8, 8, 0]]}, "must have length >= 1, stride >= length and count >= 1"),
+        ({"ranges": [[0, 8, 7, 2]]}, "range [0, 8, 7, 2] must have length >= 1, stride >= length"),
+        ({"ranges": [[0, 8, 0, 10**15]]}, "stride >= length"),
+        ({"ranges": [[0, 1, 1, 10**15]]}, "ends at byte 1000000000000000, behind the 120000 bytes of the image"),
+        ({"ranges": [[0, 10**15, 10**15, 1]]}, "ends at byte 1000000000000000, behind the 120000 bytes"),
+        ({"ranges": [[119_999, 2, 2, 1]]}, "ends at byte 120001, behind the 120000 bytes"),
+        ({"ranges": [[0, 8, 16, 4], [48, 8, 8, 1]]}, "range [48, 8, 8, 1] begins before byte 56, the end of the one"),
+        ({"ranges": [[64, 8, 8, 1], [0, 8, 8, 1]]}, "range [0, 8, 8, 1] begins before byte 72"),
+        ({"ranges": [[0, 8, 8, 1]] * 2}, "begins before byte 8"),
         ({"op": "delete"}, "op='delete' must be 'read' or 'put'"),
     ],
 )
@@ -121,7 +141,7 @@ def test_bad_requests_are_refused_with_a_reason_and_the_connection_goes_on(
     server: ByteServer, tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
     image = make_image(tmp_path / "served")
-    request = {"op": "read", "image": NAME, "step": 5, "byte_offset": 0, "nbytes": 8}
+    request = {"op": "read", "image": NAME, "step": 5, "ranges": [[0, 4, 8, 2]]}
     with connect(server.address) as sock:
         send_frame(sock, request | change)
         answer = receive_frame(sock)
@@ -129,10 +149,11 @@ def test_bad_requests_are_refused_with_a_reason_and_the_connection_goes_on(
         assert answer["ok"] is False
         assert reason in answer["error"]
         send_frame(sock, request)
-        assert receive_frame(sock) == {"ok": True, "nbytes": 8, "xxh3": xxhash.xxh3_64_hexdigest(image.data[:8].data)}
+        wanted = image.data[:4].tobytes() + image.data[8:12].tobytes()
+        assert receive_frame(sock) == {"ok": True, "nbytes": 8, "xxh3": xxhash.xxh3_64_hexdigest(wanted)}
         received = bytearray(8)
         receive_into(sock, memoryview(received))
-        assert received == image.data[:8].tobytes()
+        assert received == wanted
 
 
 def test_a_torn_image_is_not_served(server: ByteServer, tmp_path: Path) -> None:
@@ -260,39 +281,102 @@ def server_address(source: RemoteSource) -> Address:
 
 
 class LyingServer:
-    """Answers one read with other bytes than it announces."""
+    """Answers one read with each of ``payloads`` and one announcement for all of them; then it is gone."""
 
-    def __init__(self, payload: bytes, announced: dict[str, Any]) -> None:
+    def __init__(self, payloads: list[bytes], announced: dict[str, Any]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: Address = self._listener.getsockname()[:2]
-        self._thread = threading.Thread(target=self._serve, args=(payload, announced))
+        self._thread = threading.Thread(target=self._serve, args=(payloads, announced))
         self._thread.start()
 
-    def _serve(self, payload: bytes, announced: dict[str, Any]) -> None:
+    def _serve(self, payloads: list[bytes], announced: dict[str, Any]) -> None:
         with self._listener, self._listener.accept()[0] as sock:
             receive_frame(sock)
             send_frame(sock, {"ok": True})
-            receive_frame(sock)
-            send_frame(sock, announced)
-            sock.sendall(payload)
+            for payload in payloads:
+                receive_frame(sock)
+                send_frame(sock, announced)
+                sock.sendall(payload)
 
     def join(self) -> None:
         self._thread.join()
 
 
 @pytest.mark.parametrize(
-    ("payload", "nbytes", "reason"),
+    ("payloads", "nbytes", "reason"),
     [
-        (b"abcdefgX", 8, "sent bytes of .* with xxh3"),
-        (b"abcd", 8, "closed after 4 of 8 bytes"),
-        (b"abcd", 4, "answered with 4 bytes; 8 were asked for"),
+        ([b"abcdefgX"] * 4, 8, "sent bytes of .* with xxh3"),
+        ([b"abcd"], 8, "closed after 4 of 8 bytes"),
+        ([b"abcd"], 4, "answered with 4 bytes; 8 were asked for"),
     ],
 )
-def test_the_reader_notices_wrong_and_missing_bytes(payload: bytes, nbytes: int, reason: str) -> None:
-    liar = LyingServer(payload, {"ok": True, "nbytes": nbytes, "xxh3": xxhash.xxh3_64_hexdigest(b"abcdefgh")})
+def test_the_reader_notices_wrong_and_missing_bytes(payloads: list[bytes], nbytes: int, reason: str) -> None:
+    liar = LyingServer(payloads, {"ok": True, "nbytes": nbytes, "xxh3": xxhash.xxh3_64_hexdigest(b"abcdefgh")})
     with pytest.raises(CheckpointError, match=reason):
         RemoteSource(liar.address, TOKEN, NAME, step=5).read(0, 8)
     liar.join()
+
+
+def test_bytes_that_were_spoilt_on_the_way_are_asked_for_again() -> None:
+    payloads = [b"abcdefgX", b"Xbcdefgh", b"abXdefgh", b"abcdefgh"]
+    server = LyingServer(payloads, {"ok": True, "nbytes": 8, "xxh3": xxhash.xxh3_64_hexdigest(b"abcdefgh")})
+    assert RemoteSource(server.address, TOKEN, NAME, step=5).read(0, 8).tobytes() == b"abcdefgh"
+    server.join()
+
+
+def test_scattered_bytes_come_in_one_answer(server: ByteServer, tmp_path: Path) -> None:
+    image = make_image(tmp_path / "served")
+    source = RemoteSource(server.address, TOKEN, NAME, step=5)
+    runs = [Runs(3, 5, 7, 100), Runs(701, 1, 1, 1), Runs(704, 2, 2, 50), Runs(10_000, 1000, 30_000, 4)]
+    wanted = b"".join(
+        image.data[at : at + run.length].tobytes()
+        for run in runs
+        for at in range(run.begin, run.begin + run.count * run.stride, run.stride)
+    )
+    assert source.gather(runs).tobytes() == wanted
+    assert len(wanted) == 500 + 1 + 100 + 4000
+
+
+def test_no_request_makes_a_server_put_together_more_than_its_limit(server: ByteServer, tmp_path: Path) -> None:
+    image = make_image(tmp_path / "served", elements=MOST_GATHERED // 4 + 64)
+    source = RemoteSource(server.address, TOKEN, NAME, step=5)
+    half = MOST_GATHERED // 2
+    with pytest.raises(SourceError, match="ranges of 67108866 bytes in all are scattered; at most 67108864 are put"):
+        source.gather([Runs(0, half + 1, half + 1, 2)])
+    assert np.array_equal(source.gather([Runs(0, image.nbytes, image.nbytes, 1)]), image.data)
+    assert np.array_equal(source.gather([Runs(0, half, half + 2, 2)])[half:], image.data[half + 2 : 2 * half + 2])
+
+
+def test_an_image_that_is_overwritten_while_it_is_served_is_never_taken_for_the_old_one(
+    server: ByteServer, tmp_path: Path
+) -> None:
+    """A writer goes through steps as fast as it can: an answer is all of step 5, or a refusal."""
+    image = make_image(tmp_path / "served", 5)
+    fifth = image.data.copy()
+    stop = threading.Event()
+
+    def write() -> None:
+        step = 5
+        while not stop.wait(0.0005):  # long enough that some answers come between two steps
+            step = 5 if step != 5 else 6
+            image.begin(step)
+            image.data[:] = fifth if step == 5 else fifth ^ 255
+            image.finish(step)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    source = RemoteSource(server.address, TOKEN, NAME, step=5)
+    outcomes: list[bool | None] = []
+    for _ in range(500):
+        try:
+            outcomes.append(
+                np.array_equal(source.gather([Runs(0, 4, 8, 15_000)]), fifth.reshape(-1, 2, 4)[:, 0].ravel())
+            )
+        except SourceError:
+            outcomes.append(None)
+    stop.set()
+    writer.join()
+    assert False not in outcomes
 
 
 def test_a_server_needs_a_token(tmp_path: Path) -> None:
