@@ -94,18 +94,21 @@ def _server_cpu(server: S3Server | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def run_table(rows: dict[str, Maker], size: Size, on_s3: bool) -> list[Row]:
-    """All rounds of all rows at one size; a round before them is not counted, below a gigabyte."""
+def run_table(rows: dict[str, Maker], sizes: Sequence[Size], on_s3: bool) -> list[Row]:
+    """All rounds of all rows at all sizes; a round before them is not counted, below a gigabyte."""
     found: list[Row] = []
+    step = 0
     with _place(on_s3) as (run, server):
-        warm_up = int(size.nbytes < 1000 * MB)
-        for number in range(size.rounds + warm_up):
-            for name, maker in rows.items():
-                each = replace(run, nbytes=size.nbytes, ranks=size.ranks, step=number + 1)
-                row = run_row(name, maker, each, size.ranks, server)
-                print(f"{row['mb']:.0f} MB, {size.ranks} ranks, {name}: {row['seconds']:.3f} s", flush=True)
-                if number >= warm_up:
-                    found.append(row)
+        for size in sizes:
+            warm_up = int(size.nbytes < 1000 * MB)
+            for number in range(size.rounds + warm_up):
+                step += 1
+                for name, maker in rows.items():
+                    each = replace(run, nbytes=size.nbytes, ranks=size.ranks, step=step)
+                    row = run_row(name, maker, each, size.ranks, server)
+                    print(f"{row['mb']:.0f} MB, {size.ranks} ranks, {name}: {row['seconds']:.3f} s", flush=True)
+                    if number >= warm_up:
+                        found.append(row)
     return found
 
 
@@ -157,7 +160,10 @@ def s3_table(rows: Sequence[Row]) -> str:
 
 
 def local_table(rows: Sequence[Row]) -> str:
-    lines = ["| MB | ranks | row | seconds | of ours | CPU s | blocked s | peak MiB |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| MB | ranks | row | seconds | of ours | CPU s | blocked s | peak MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for group in _sizes(rows):
         for name in LOCAL_ROWS:
             ours = "ours, load" if "load" in name else "ours"
@@ -173,8 +179,8 @@ def local_table(rows: Sequence[Row]) -> str:
 
 def stall_table(rows: Sequence[Row]) -> str:
     lines = [
-        "| MB | ranks | snapshot ms | dcp.async_save, first ms | later ms | later / snapshot |",
-        "|---|---|---|---|---|---|",
+        "| MB | snapshot ms | dcp.async_save, first ms | later ms | later / snapshot |",
+        "|---|---|---|---|---|",
     ]
     for group in _sizes(rows):
         ours, first, later = (
@@ -186,8 +192,7 @@ def stall_table(rows: Sequence[Row]) -> str:
             )
         )
         lines.append(
-            f"| {group[0]['mb']:.0f} | {group[0]['ranks']} | {1e3 * ours:.1f} | {1e3 * first:.1f} | {1e3 * later:.1f} "
-            f"| {later / ours:.1f} |"
+            f"| {group[0]['mb']:.0f} | {1e3 * ours:.1f} | {1e3 * first:.1f} | {1e3 * later:.1f} | {later / ours:.1f} |"
         )
     return "\n".join(lines)
 
@@ -213,11 +218,14 @@ def main() -> None:
     torch.set_num_threads(1)  # before the processes are forked, which must not find a pool of threads
     sizes = sizes_of(arguments)
     results = {
-        name: [row for size in sizes for row in run_table(rows, size, on_s3)]
-        for name, rows, on_s3 in (("s3", S3_ROWS, True), ("local", LOCAL_ROWS, False), ("stall", STALL_ROWS, False))
+        "s3": run_table(S3_ROWS, sizes, on_s3=True),
+        "local": run_table(LOCAL_ROWS, sizes, on_s3=False),
+        "stall": run_table(STALL_ROWS, [size for size in sizes if size.ranks == 1], on_s3=False),
     }
     cores = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
-    print(f"\n{cores}\n\n{s3_table(results['s3'])}\n\n{local_table(results['local'])}\n\n{stall_table(results['stall'])}")
+    print(
+        f"\n{cores}\n\n{s3_table(results['s3'])}\n\n{local_table(results['local'])}\n\n{stall_table(results['stall'])}"
+    )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
 

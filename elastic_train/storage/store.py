@@ -89,6 +89,10 @@ class Store(ABC):
         checksum, or calls :meth:`read_agreed`.
         """
 
+    def read_buffer(self, path: str, offset: int = 0, length: int | None = None) -> bytearray:
+        """As :meth:`read`, in memory that the caller may write to."""
+        return bytearray(self.read(path, offset, length))
+
     def read_agreed(self, path: str, offset: int, length: int) -> bytes:
         """Bytes ``[offset, offset + length)`` of which the caller has no checksum.
 
