@@ -170,8 +170,9 @@ def local_table(rows: Sequence[Row]) -> str:
             waits = [row["blocked"][0] for row in group if row["row"] == name and row["blocked"]]
             seconds = _median(group, name, "seconds")
             blocked = f"{statistics.median(waits):.3f}" if waits else "" if "load" in name else f"{seconds:.3f}"
+            ratio = _ratio(group, name, ours)
             lines.append(
-                f"| {group[0]['mb']:.0f} | {group[0]['ranks']} | {name} | {seconds:.3f} | {_ratio(group, name, ours):.2f} "
+                f"| {group[0]['mb']:.0f} | {group[0]['ranks']} | {name} | {seconds:.3f} | {ratio:.2f} "
                 f"| {_median(group, name, 'cpu'):.2f} | {blocked} | {_median(group, name, 'peak_mib'):.0f} |"
             )
     return "\n".join(lines)

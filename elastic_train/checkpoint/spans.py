@@ -114,7 +114,7 @@ def without_gaps(chunk: Chunk, piece: Piece, gap: int) -> Iterator[Piece]:
 
 
 def within(chunk: Chunk, piece: Piece, begin: int, end: int) -> Iterator[Piece]:
-    """The parts of the box in the bytes ``[begin, end)`` of the chunk, in their order; an element is where it begins."""
+    """The parts of the box in bytes ``[begin, end)`` of the chunk, in their order; an element is where it begins."""
     first, last = span(chunk, piece)
     if last <= begin or end <= first:
         return

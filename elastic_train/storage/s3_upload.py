@@ -7,6 +7,7 @@ import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
@@ -50,14 +51,14 @@ def upload(
     ``call`` runs one request with retries. The object appears when the last part is in, never before.
     """
     parts = split(chunks, part_size(size_hint))
-    first = next(parts, bytearray())
-    second = next(parts, None)
-    if second is None:
-        call(lambda s3: s3.put_object(**address, Body=first, ChecksumCRC32=crc32(first)))
-        return len(first)
+    begun = deque(islice(parts, 2))
+    if len(begun) < 2:
+        body = begun.pop() if begun else bytearray()
+        call(lambda s3: s3.put_object(**address, Body=body, ChecksumCRC32=crc32(body)))
+        return len(body)
     target = address | {"UploadId": call(lambda s3: _begin(s3, address))}
     try:
-        done, written = _send_parts(uri, target, call, _chain(first, second, parts))
+        done, written = _send_parts(uri, target, call, _chain(begun, parts))
         _complete(address, target, call, done, written)
     except BaseException:
         with suppress(StorageError):  # parts of an open upload are invisible but paid for
@@ -112,9 +113,9 @@ def split(chunks: Iterable[Buffer], size: int) -> Iterator[bytearray]:
         yield part
 
 
-def _chain(first: bytearray, second: bytearray, rest: Iterator[bytearray]) -> Iterator[bytearray]:
-    yield first
-    yield second
+def _chain(begun: deque[bytearray], rest: Iterator[bytearray]) -> Iterator[bytearray]:
+    while begun:
+        yield begun.popleft()  # not to be held here while it is under way and after
     yield from rest
 
 
