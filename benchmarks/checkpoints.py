@@ -218,15 +218,16 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # before the processes are forked, which must not find a pool of threads
     sizes = sizes_of(arguments)
-    results = {
-        "s3": run_table(S3_ROWS, sizes, on_s3=True),
-        "local": run_table(LOCAL_ROWS, sizes, on_s3=False),
-        "stall": run_table(STALL_ROWS, [size for size in sizes if size.ranks == 1], on_s3=False),
-    }
-    cores = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}"
-    print(
-        f"\n{cores}\n\n{s3_table(results['s3'])}\n\n{local_table(results['local'])}\n\n{stall_table(results['stall'])}"
-    )
+    single = [size for size in sizes if size.ranks == 1]
+    results = {}
+    for name, rows, measured, on_s3, table in (
+        ("s3", S3_ROWS, sizes, True, s3_table),
+        ("local", LOCAL_ROWS, sizes, False, local_table),
+        ("stall", STALL_ROWS, single, False, stall_table),
+    ):
+        results[name] = run_table(rows, measured, on_s3)
+        cores = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+        print(f"\n{cores}, torch {torch.__version__}\n\n{table(results[name])}\n", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
 

@@ -31,7 +31,9 @@ from elastic_train.checkpoint.verified import VerifiedChunk
 from elastic_train.parallel.shard import LocalShard
 
 RUN_BYTES = 8 * 2**20
-"""Neighbouring reads are joined up to this size, and larger ones of one chunk are cut at whole blocks."""
+"""Of one request to a host."""
+WINDOW_BYTES = 16 * 2**20
+"""Neighbouring reads of an object are joined up to this size, and larger ones of one chunk are cut at whole blocks."""
 GAP_BYTES = 64 * 2**10
 """Bytes between two reads that are cheaper to fetch than a second request."""
 REQUEST_RANGES = 1024
@@ -81,7 +83,7 @@ def reads_of(need: Need, part: Part, place: tuple[int, int]) -> list[Read]:
     if isinstance(part.source, ImageSource):
         return [_read(need, place, chunk, [need.piece], *span(chunk, need.piece))]
     checksums = part.checksums[place[1]] if part.checksums is not None else None
-    window = max(RUN_BYTES // checksums.block_bytes, 1) * checksums.block_bytes if checksums else RUN_BYTES
+    window = max(WINDOW_BYTES // checksums.block_bytes, 1) * checksums.block_bytes if checksums else WINDOW_BYTES
     groups: list[tuple[list[Piece], int, int]] = []
     for piece in _in_windows(chunk, need.piece, window):
         begin, end = span(chunk, piece)
@@ -121,7 +123,7 @@ def requests(parts: Sequence[Part], reads: Sequence[Read]) -> Iterator[list[Read
         if read.runs:
             joins = nbytes + read.nbytes <= RUN_BYTES and ranges + len(read.runs) <= REQUEST_RANGES
         else:
-            joins = bool(run) and read.begin - run[-1].end <= GAP_BYTES and read.end - run[0].begin <= RUN_BYTES
+            joins = bool(run) and read.begin - run[-1].end <= GAP_BYTES and read.end - run[0].begin <= WINDOW_BYTES
         if run and not (joins and run[0].part == read.part):
             yield run
             run, nbytes, ranges = [], 0, 0

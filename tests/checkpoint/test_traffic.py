@@ -24,7 +24,9 @@ from tests.s3_server import S3Server
 
 MIB = 2**20
 PART = 8 * MIB
-"""Of an upload, and of what is read at once."""
+"""Of an upload."""
+WINDOW = 16 * MIB
+"""Read at once."""
 
 
 def floats(nbytes: int) -> torch.Tensor:
@@ -54,8 +56,8 @@ def requests(store: Any) -> Iterator[Counter[str]]:
     [
         ([MIB] * 7, {"PutObject": 1}, 1),
         ([64 * 1024] * 100, {"PutObject": 1}, 1),
-        ([5 * MIB] * 4, {"CreateMultipartUpload": 1, "ListParts": 1, "UploadPart": 3, "CompleteMultipartUpload": 1}, 4),
-        ([20 * MIB, 4], {"CreateMultipartUpload": 1, "ListParts": 1, "UploadPart": 3, "CompleteMultipartUpload": 1}, 3),
+        ([5 * MIB] * 4, {"CreateMultipartUpload": 1, "ListParts": 1, "UploadPart": 3, "CompleteMultipartUpload": 1}, 2),
+        ([20 * MIB, 4], {"CreateMultipartUpload": 1, "ListParts": 1, "UploadPart": 3, "CompleteMultipartUpload": 1}, 2),
     ],
     ids=["one part", "small tensors together", "tensors of five MiB", "one large tensor"],
 )
@@ -114,7 +116,7 @@ def test_an_upload_holds_the_parts_under_way_and_the_next(parts: int) -> None:
     assert PARALLEL * PART < peak < (PARALLEL + 2) * PART
 
 
-@pytest.mark.parametrize("mib", [48, 96])
+@pytest.mark.parametrize("mib", [96, 160])
 def test_a_load_holds_a_few_windows_of_a_large_tensor(tmp_path: Path, mib: int) -> None:
     states = even_layout({"large": floats(mib * MIB).view(mib, -1), "small": floats(4096)}, 1)
     store = Store.open(str(tmp_path / "job"))
@@ -123,4 +125,4 @@ def test_a_load_holds_a_few_windows_of_a_large_tensor(tmp_path: Path, mib: int) 
     threads, copies = 2, 2  # a local store gives bytes, which are copied to where they can be changed
     peak = peak_bytes(lambda: restore(target, parts, threads=threads))
     assert same(target, states[0])
-    assert peak < threads * copies * PART + 2 * MIB
+    assert peak < threads * copies * WINDOW + 2 * MIB
