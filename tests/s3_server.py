@@ -116,10 +116,13 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @contextmanager
-def running_s3_server(access_key: str = "test-access", secret_key: str = "test-secret-Zu9vQ") -> Iterator[S3Server]:
+def running_s3_server(
+    access_key: str = "test-access", secret_key: str = "test-secret-Zu9vQ", memory: str = "400MiB"
+) -> Iterator[S3Server]:
     """Starts a server in a temporary folder; it is killed and its folder removed at the end.
 
-    The access key with ``-reader`` after it, and the same secret, may only read.
+    The access key with ``-reader`` after it, and the same secret, may only read. Above ``memory`` the server collects
+    garbage all the time, which makes it slow, not wrong.
     """
     with tempfile.TemporaryDirectory(prefix="s3-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -133,7 +136,7 @@ def running_s3_server(access_key: str = "test-access", secret_key: str = "test-s
         log = folder / "server.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                _command(folder, *ports), stdout=output, stderr=output, env={**os.environ, "GOMEMLIMIT": "400MiB"}
+                _command(folder, *ports), stdout=output, stderr=output, env={**os.environ, "GOMEMLIMIT": memory}
             )
         try:
             _wait_ready(url, process, log)

@@ -24,13 +24,16 @@ from elastic_train.checkpoint.spans import (
     piece_bytes,
     runs_of,
     span,
+    within,
     without_gaps,
 )
 from elastic_train.checkpoint.verified import VerifiedChunk
 from elastic_train.parallel.shard import LocalShard
 
 RUN_BYTES = 8 * 2**20
-"""Neighbouring reads are joined up to this size; a larger span of one chunk is read at once."""
+"""Of one request to a host."""
+WINDOW_BYTES = 16 * 2**20
+"""Neighbouring reads of an object are joined up to this size, and larger ones of one chunk are cut at whole blocks."""
 GAP_BYTES = 64 * 2**10
 """Bytes between two reads that are cheaper to fetch than a second request."""
 REQUEST_RANGES = 1024
@@ -79,17 +82,27 @@ def reads_of(need: Need, part: Part, place: tuple[int, int]) -> list[Read]:
         return [_gathered(need, place, chunk, p) for p in no_larger(chunk, need.piece, RUN_BYTES, REQUEST_RANGES)]
     if isinstance(part.source, ImageSource):
         return [_read(need, place, chunk, [need.piece], *span(chunk, need.piece))]
+    checksums = part.checksums[place[1]] if part.checksums is not None else None
+    window = max(WINDOW_BYTES // checksums.block_bytes, 1) * checksums.block_bytes if checksums else WINDOW_BYTES
     groups: list[tuple[list[Piece], int, int]] = []
-    for piece in without_gaps(chunk, need.piece, GAP_BYTES):
+    for piece in _in_windows(chunk, need.piece, window):
         begin, end = span(chunk, piece)
-        if part.checksums is not None:
-            begin, end = part.checksums[place[1]].widen(begin, end)
-        if groups and begin - groups[-1][2] <= GAP_BYTES:
+        if checksums is not None:
+            begin, end = checksums.widen(begin, end)
+        if groups and begin - groups[-1][2] <= GAP_BYTES and begin // window == groups[-1][1] // window:
             pieces, first, _ = groups.pop()
             groups.append(([*pieces, piece], first, end))
         else:
             groups.append(([piece], begin, end))
     return [_read(need, place, chunk, pieces, begin, end) for pieces, begin, end in groups]
+
+
+def _in_windows(chunk: Chunk, piece: Piece, window: int) -> Iterator[Piece]:
+    """The box cut at large gaps and at multiples of ``window`` bytes of the chunk, so that memory stays bounded."""
+    for part in without_gaps(chunk, piece, GAP_BYTES):
+        begin, end = span(chunk, part)
+        for first in range(begin // window * window, end, window):
+            yield from within(chunk, part, first, first + window)
 
 
 def _gathered(need: Need, place: tuple[int, int], chunk: Chunk, piece: Piece) -> Read:
@@ -110,7 +123,7 @@ def requests(parts: Sequence[Part], reads: Sequence[Read]) -> Iterator[list[Read
         if read.runs:
             joins = nbytes + read.nbytes <= RUN_BYTES and ranges + len(read.runs) <= REQUEST_RANGES
         else:
-            joins = bool(run) and read.begin - run[-1].end <= GAP_BYTES and read.end - run[0].begin <= RUN_BYTES
+            joins = bool(run) and read.begin - run[-1].end <= GAP_BYTES and read.end - run[0].begin <= WINDOW_BYTES
         if run and not (joins and run[0].part == read.part):
             yield run
             run, nbytes, ranges = [], 0, 0

@@ -120,8 +120,8 @@ class ObjectSource:
         """Raises DamagedChunk when the object is missing or too short, SourceError when storage does not answer."""
         begin = self._base + byte_offset
         try:
-            # One copy, because torch wants writable memory.
-            return np.frombuffer(bytearray(self._store.read(self.path, begin, nbytes)), dtype=np.uint8)
+            # Torch wants writable memory.
+            return np.frombuffer(self._store.read_buffer(self.path, begin, nbytes), dtype=np.uint8)
         except StorageError as error:
             found = self._why(begin + nbytes)
             if found is None:

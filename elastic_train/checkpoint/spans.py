@@ -122,6 +122,31 @@ def without_gaps(chunk: Chunk, piece: Piece, gap: int) -> Iterator[Piece]:
         yield from without_gaps(chunk, piece.part(dim, index, 1), gap)
 
 
+def within(chunk: Chunk, piece: Piece, begin: int, end: int) -> Iterator[Piece]:
+    """The parts of the box in bytes ``[begin, end)`` of the chunk, in their order; an element is where it begins."""
+    first, last = span(chunk, piece)
+    if last <= begin or end <= first:
+        return
+    if begin <= first and last <= end:
+        yield piece
+        return
+    dim = next((d for d, n in enumerate(piece.lengths) if n > 1), None)
+    if dim is None:
+        if begin <= first:
+            yield piece
+        return
+    row_begin, row_end = span(chunk, piece.part(dim, 0, 1))
+    stride, count = element_strides(chunk)[dim] * item_size(chunk), piece.lengths[dim]
+    inside = max(0, -(-(begin - first) // stride))  # the first row that does not begin before
+    behind = min(count, max(inside, (end - first - (row_end - row_begin)) // stride + 1))  # the first that ends after
+    if inside:
+        yield from within(chunk, piece.part(dim, inside - 1, 1), begin, end)
+    if inside < behind:
+        yield piece.part(dim, inside, behind - inside)
+    if behind < count:
+        yield from within(chunk, piece.part(dim, behind, 1), begin, end)
+
+
 def no_larger(chunk: Chunk, piece: Piece, nbytes: int, runs: int) -> Iterator[Piece]:
     """The box cut into boxes of at most ``nbytes`` bytes and ``runs`` items of ``runs_of``, as long as it has dims."""
     dim = next((d for d, n in enumerate(piece.lengths) if n > 1), None)

@@ -175,20 +175,21 @@ class S3Store(Store):
         return self._bucket.retries
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        if length == 0:
-            return b""
         if offset == 0 and length is None:
             return self._read_whole(path)
+        return bytes(self.read_buffer(path, offset, length))
+
+    def read_buffer(self, path: str, offset: int = 0, length: int | None = None) -> bytearray:
         from elastic_train.storage.s3_read import read_range
 
         uri, address = join(self.uri, path), self._address(path)
         if length is None:
             length = self.size(path) - offset
-            if length == 0:
-                return b""
             if length < 0:
                 raise StorageError(uri, f"bytes from {offset} wanted, but its size is {offset + length}")
-        data: bytes = self._bucket.call(uri, lambda s3: read_range(s3, uri, address, offset, length))
+        if length == 0:
+            return bytearray()
+        data: bytearray = self._bucket.call(uri, lambda s3: read_range(s3, uri, address, offset, length))
         return data
 
     def read_agreed(self, path: str, offset: int, length: int) -> bytes:

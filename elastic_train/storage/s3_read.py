@@ -18,6 +18,8 @@ Answer = TypeVar("Answer")
 
 CHECKED = ("ChecksumCRC32", "ChecksumSHA1", "ChecksumSHA256")
 """Checksums that botocore compares by itself; the other kinds need a library that is not installed."""
+PIECE_BYTES = 2**20
+"""Taken from a connection at a time."""
 OPINIONS = 10
 """Answers that are asked for at most until two in a row agree."""
 
@@ -33,24 +35,39 @@ def read_whole(s3: Any, address: dict[str, str]) -> tuple[bytes, bool]:
     return data, any("-" not in answer[field] for field in CHECKED if field in answer)
 
 
-def read_range(s3: Any, uri: str, address: dict[str, str], offset: int, length: int) -> bytes:
+def read_range(s3: Any, uri: str, address: dict[str, str], offset: int, length: int) -> bytearray:
     """Bytes ``[offset, offset + length)``. Raises StorageError only once the server has said twice that they end
     before: a wrong length in an answer says nothing about the object.
     """
+    data, came = bytearray(length), 0
     try:
         answer = s3.get_object(**address, Range=f"bytes={offset}-{offset + length - 1}")
-        data: bytes = answer["Body"].read()
+        came = _take(answer["Body"], data)
     except ClientError as error:
         if http_status(error) != 416:
             raise
-        data = b""
     else:
-        if len(data) == length and answer.get("ContentRange", f"bytes {offset}-").startswith(f"bytes {offset}-"):
+        if came == length and answer.get("ContentRange", f"bytes {offset}-").startswith(f"bytes {offset}-"):
             return data
     size = int(s3.head_object(**address)["ContentLength"])
     if offset + length > size:
         raise StorageError(uri, f"bytes {offset} to {offset + length} wanted, but its size is {size}")
-    raise BadAnswer(f"{len(data)} bytes came instead of bytes {offset} to {offset + length}")
+    raise BadAnswer(f"{came} bytes came instead of bytes {offset} to {offset + length}")
+
+
+def _take(body: Any, data: bytearray) -> int:
+    """Fills ``data`` and returns how many bytes ``body`` has; of those beyond ``data`` only one is counted.
+
+    Piece by piece, because a second buffer of this size would cost more than the copy.
+    """
+    came = 0
+    while piece := body.read(min(PIECE_BYTES, len(data) - came) or 1):
+        if came == len(data):
+            body.close()
+            return came + 1
+        data[came : came + len(piece)] = piece
+        came += len(piece)
+    return came
 
 
 def parsed(read: Callable[[], Answer]) -> Answer:

@@ -7,6 +7,7 @@ import zlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import ClientError
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 MIB = 2**20
 MAX_PARTS = 10_000
 """Limit of the S3 protocol."""
-MIN_PART = 16 * MIB
+MIN_PART = 8 * MIB
+"""More bytes on the way at once are not faster, and cost a server that holds parts in memory (5 MiB are the least)."""
 PARALLEL = 4
-"""Parts under way at once; each is held in memory."""
+"""Parts under way at once; each is held in memory, and one more that is being filled."""
 
 
 def crc32(body: Buffer) -> str:
@@ -32,7 +34,7 @@ def crc32(body: Buffer) -> str:
 
 
 def part_size(total: int | None) -> int:
-    """Bytes per part for an object of ``total`` bytes: whole MiB, at least 16 MiB, never more than 10,000 parts."""
+    """Bytes per part for an object of ``total`` bytes: whole MiB, at least 8 MiB, never more than 10,000 parts."""
     needed = -(-(total or 0) // MAX_PARTS)
     return max(MIN_PART, -(-needed // MIB) * MIB)
 
@@ -49,14 +51,14 @@ def upload(
     ``call`` runs one request with retries. The object appears when the last part is in, never before.
     """
     parts = split(chunks, part_size(size_hint))
-    first = next(parts, bytearray())
-    second = next(parts, None)
-    if second is None:
-        call(lambda s3: s3.put_object(**address, Body=first, ChecksumCRC32=crc32(first)))
-        return len(first)
+    begun = deque(islice(parts, 2))
+    if len(begun) < 2:
+        body = begun.pop() if begun else bytearray()
+        call(lambda s3: s3.put_object(**address, Body=body, ChecksumCRC32=crc32(body)))
+        return len(body)
     target = address | {"UploadId": call(lambda s3: _begin(s3, address))}
     try:
-        done, written = _send_parts(uri, target, call, _chain(first, second, parts))
+        done, written = _send_parts(uri, target, call, _chain(begun, parts))
         _complete(address, target, call, done, written)
     except BaseException:
         with suppress(StorageError):  # parts of an open upload are invisible but paid for
@@ -111,9 +113,9 @@ def split(chunks: Iterable[Buffer], size: int) -> Iterator[bytearray]:
         yield part
 
 
-def _chain(first: bytearray, second: bytearray, rest: Iterator[bytearray]) -> Iterator[bytearray]:
-    yield first
-    yield second
+def _chain(begun: deque[bytearray], rest: Iterator[bytearray]) -> Iterator[bytearray]:
+    while begun:
+        yield begun.popleft()  # not to be held here while it is under way and after
     yield from rest
 
 

@@ -89,6 +89,10 @@ class Store(ABC):
         checksum, or calls :meth:`read_agreed`.
         """
 
+    def read_buffer(self, path: str, offset: int = 0, length: int | None = None) -> bytearray:
+        """As :meth:`read`, in memory that the caller may write to."""
+        return bytearray(self.read(path, offset, length))
+
     def read_agreed(self, path: str, offset: int, length: int) -> bytes:
         """Bytes ``[offset, offset + length)`` of which the caller has no checksum.
 
@@ -113,7 +117,7 @@ class Store(ABC):
         """Creates or replaces an object, as a whole or not at all; returns its size in bytes.
 
         ``chunks`` is read once, in order. ``size_hint`` (total bytes, may be an upper bound) sizes the parts of an S3
-        upload, which may have 10,000 at most; without it an object is limited to 156 GiB.
+        upload, which may have 10,000 at most; without it an object is limited to 78 GiB.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from elastic_train.checkpoint.description import Chunk
-from elastic_train.checkpoint.spans import Piece, no_larger, piece_bytes, runs_of, span, without_gaps
+from elastic_train.checkpoint.spans import Piece, no_larger, piece_bytes, runs_of, span, within, without_gaps
 
 
 def some_box(rng: random.Random) -> tuple[Chunk, Piece, np.ndarray]:
@@ -53,3 +53,20 @@ def test_boxes_are_cut_where_gaps_or_limits_say(seed: int) -> None:
     assert [b for part in parts for b in bytes_of(part, numbers)] == wanted
     assert all(piece_bytes(chunk, part) <= limit and len(runs_of(chunk, part)) <= most for part in parts)
     assert all(part.target_offsets == part.source_offsets for part in parts)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_windows_of_bytes_share_out_the_elements_of_a_box(seed: int) -> None:
+    rng = random.Random(seed)
+    chunk, piece, numbers = some_box(rng)
+    window = rng.choice([4, 6, 12, 32, 100, 10**6])
+    begin, end = span(chunk, piece)
+    found = []
+    for first in range(begin // window * window, end, window):
+        for part in within(chunk, piece, first, first + window):
+            start, stop = span(chunk, part)
+            assert first <= start < first + window
+            assert stop < first + window + 4  # an element that is cut is where it begins
+            assert part.target_offsets == part.source_offsets
+            found += bytes_of(part, numbers)
+    assert found == bytes_of(piece, numbers)

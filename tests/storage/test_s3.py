@@ -23,7 +23,7 @@ MIB = 2**20
 
 @pytest.mark.parametrize(
     ("total", "wanted"),
-    [(None, 16 * MIB), (0, 16 * MIB), (120 * 10**9, 16 * MIB), (10_000 * 16 * MIB, 16 * MIB), (10**12, 96 * MIB)],
+    [(None, 8 * MIB), (0, 8 * MIB), (120 * 10**9, 12 * MIB), (10_000 * 8 * MIB, 8 * MIB), (10**12, 96 * MIB)],
 )
 def test_no_object_needs_more_than_10000_parts(total: int | None, wanted: int) -> None:
     assert part_size(total) == wanted
@@ -268,7 +268,7 @@ def test_a_create_whose_answer_is_lost_is_still_ours(faulty: tuple[Store, Networ
 @pytest.mark.slow
 def test_a_large_write_survives_lost_answers(faulty: tuple[Store, Network]) -> None:
     store, network = faulty
-    data = secrets.token_bytes(2**16) * 700  # three parts
+    data = secrets.token_bytes(2**16) * 700  # six parts
     network.lose_answers = 4
     assert store.write("x", [data], len(data)) == len(data)
     assert network.lose_answers == 0
