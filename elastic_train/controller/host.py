@@ -266,7 +266,7 @@ class Host:
             store = Store.open(self._job_folder, self._job.storage)
             description = Description.from_json(message["description"])
             uploaded = upload_image(image, message["step"], description, message["chunks"], store, message["object"])
-            return {"uploaded": uploaded.model_dump(mode="json")}
+            return {"uploaded": uploaded.model_dump(mode="json"), "retries": store.retries}
         finally:
             image.close()
 
