@@ -174,6 +174,22 @@ def test_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(
         assert min(g["step"] for g in formed(second)[1:]) == 10
 
 
+def test_state_that_the_job_has_no_use_for_ends_it_with_a_list(corpus: Path, tmp_path: Path) -> None:
+    """Momentum was switched off between two submissions: its buffers must not be dropped in silence."""
+    sgd = "optimizer={name: sgd, momentum: 0.9, learning_rate: 0.01}", "hosts.max=2"
+    with LocalJob(make_job(corpus, tmp_path, "extra", "parallel.pp=1", *sgd)) as first:
+        start_hosts(first, "ab")
+        first.wait(lambda status: bool(committed(first)))
+    plain = "optimizer={name: sgd, momentum: 0.0, learning_rate: 0.01}", "hosts.max=2"
+    with LocalJob(make_job(corpus, tmp_path, "extra", "parallel.pp=1", *plain), "run1") as second:
+        start_hosts(second, "ab")
+        status = second.finish()
+        assert status["state"] == "failed"
+        assert "the saved state does not fit this job" in status["message"]
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            assert f"momentum_buffer.{name} is in the saved state but not in this job" in status["message"]
+
+
 def committed(run: LocalJob) -> Lines:
     return [event for event in run.events if event["event"] == "checkpoint_committed"]
 
