@@ -41,5 +41,5 @@ def test_claim(tmp_path: Path) -> None:
     claim = newest_claim(Store.open(str(tmp_path)))
     assert claim is not None
     assert newest_claim(Spoiling(tmp_path, REREADS)) == claim
-    with pytest.raises(CheckpointError, match="not the record of a claim"):
+    with pytest.raises(CheckpointError, match="is damaged: not a whole claim"):
         newest_claim(Spoiling(tmp_path, REREADS + 1))
