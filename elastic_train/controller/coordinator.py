@@ -8,18 +8,16 @@ finished, a new generation is formed, or the job ends.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
 from elastic_train.checkpoint.errors import Fenced
-from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.controller.checkpointer import Checkpointer, Save, holder_name
+from elastic_train.controller.checkpointer import Checkpointer
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
@@ -32,8 +30,8 @@ from elastic_train.controller.members import (
 )
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
-from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data, take_over
-from elastic_train.controller.save_schedule import SaveSchedule
+from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data
+from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks
 from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
@@ -46,7 +44,6 @@ _SETTLE_SECONDS = 0.03
 _ALONE = ("trainer_killed", "hang", "start", "growth")
 """What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
-_CLAIM_SECONDS = 10.0
 _HELLO_SECONDS = 10.0
 """A connection that has not shown the token by then is closed."""
 
@@ -103,7 +100,7 @@ class Coordinator:
         self._inventory = Inventory()
         self._rendezvous = Rendezvous(address)
         self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.hosts)
-        self._schedule = SaveSchedule(job.checkpoint)
+        self._saving = Saving(job, self._folder, self._checkpointer, self._spawn, self._record, self._on_superseded)
         self._samples: Callable[[int], list[int]] | None = None
         self._copies = Copies(job.snapshot.partners, self._record)
         self._setbacks = Setbacks(job.failure.max_errors, self._record)
@@ -139,33 +136,22 @@ class Coordinator:
                 raise result  # only now that neither is under way any more: ``close`` may follow
         self._server = await asyncio.start_server(self._serve, self._address, 0)
         self._spawn(self._watch())
-        self._spawn(self._watch_claim())
+        self._spawn(self._saving.watch_claim())
         if self.finished_step >= self.job.training.steps:
             self._end(State.FINISHED, f"step {self.finished_step} was already reached")
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address
 
     def _open_job(self, data: OpenedData) -> None:
-        taken = take_over(self._folder.store, holder_name(), time.time())
-        self._checkpointer.claim, self._checkpointer.committed = taken.claim, taken.checkpoint
-        self._record_refused(taken.refused)
+        self.finished_step = self._saving.open()
+        resumes = self._checkpointer.committed is not None
         self._generation_count = self._folder.last_generation()
-        if self._committed is None:
+        if not resumes:
             begin_from_source(self.job, data, self._folder.store)
-        self.finished_step = self._committed.step if self._committed else 0
-        self._schedule.start(self.finished_step)
         dropped = self._folder.roll_back(self.finished_step)
-        if dropped or self._committed is not None:
+        if dropped or resumes:
             self._record("resumed", step=self.finished_step, steps_to_repeat=dropped)
         self._record("job_started", step=self.finished_step, steps=self.job.training.steps)
-
-    def _record_refused(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences:
-            self._record("checkpoint_refused", detail=sentence)
-
-    @property
-    def _committed(self) -> CheckpointId | None:
-        return self._checkpointer.committed
 
     def stop(self, reason: str) -> None:
         """End the job gracefully: checkpoint the newest finished step, then let everybody go."""
@@ -185,9 +171,7 @@ class Coordinator:
         snapshots = self._inventory.newest_complete(self._nodes())
         try:
             layout = self._layouts.get(snapshots.generation) if snapshots else None
-            metrics = self._metrics(snapshots.step) if snapshots else {}
-            if (save := await self._checkpointer.finish(snapshots, layout, metrics)) is not None:
-                self._record_save(save)
+            await self._saving.finish(snapshots, layout, self.last_line)
         except Fenced as error:
             self._folder.abandon()
             state, reason = State.FAILED, _superseded(error)
@@ -434,12 +418,11 @@ class Coordinator:
         self._setbacks.step_finished()
         if generation.first_step_at is None:
             self._on_first_step(generation)
-        last = step >= self.job.training.steps
-        if not last:
-            self._checkpoint_if_due(generation, snapshots)
-        if last:
+        if step >= self.job.training.steps:
             self._finish(State.FINISHED, f"all {step} steps are done")
-        elif self._growth_due and not generation.troubles:
+            return
+        self._saving.step_finished(generation, snapshots, self.last_line)
+        if self._growth_due and not generation.troubles:
             self._form(Trouble("growth", f"{len(self._live())} hosts are there"))
         else:
             for member in generation.members:
@@ -455,7 +438,7 @@ class Coordinator:
 
     def _on_first_step(self, generation: Generation) -> None:
         generation.first_step_at = time.time()
-        self._schedule.new_layout()
+        self._saving.schedule.new_layout()
         self.state = State.RUNNING
         for host in self.hosts.values():
             host.connection.send({"type": "discard", "before_generation": generation.number})
@@ -473,57 +456,6 @@ class Coordinator:
             phases=generation.phases,
             restored_bytes=generation.restored,
         )
-
-    def _checkpoint_if_due(self, generation: Generation, snapshots: SnapshotSet) -> None:
-        line = self.last_line
-        seconds = line["seconds"] + line["snapshot_seconds"] + line["stall_seconds"]
-        if (change := self._schedule.step(seconds, self._checkpointer.running is not None)) is not None:
-            self._record("checkpoint_interval", **change)
-        if not self._schedule.due(snapshots.step):
-            return
-        running = self._checkpointer.running
-        if running is None:
-            self._schedule.begun(snapshots.step)
-            self._spawn(self._checkpoint(generation, snapshots))
-        elif self._schedule.skipped(snapshots.step):
-            self._record(
-                "checkpoint_skipped", step=snapshots.step, running=running.step, seconds=running.seconds_so_far
-            )
-
-    async def _checkpoint(self, generation: Generation, snapshots: SnapshotSet) -> None:
-        metrics = self._metrics(snapshots.step)
-        try:
-            save = await self._checkpointer.save(snapshots, generation.layout, generation.members, metrics)
-        except Fenced as error:
-            self._on_superseded(error)
-        except Exception as error:
-            self._schedule.failed(self.finished_step)
-            self._record("checkpoint_failed", step=snapshots.step, detail=f"{type(error).__name__}: {error}")
-        else:
-            self._record_save(save)
-
-    def _record_save(self, save: Save) -> None:
-        self._record("checkpoint_committed", **save.report())
-        self._schedule.committed(save.seconds)
-        removed = save.tidied.removed
-        if removed.steps or removed.objects or removed.unfinished:
-            self._record("checkpoints_removed", **dataclasses.asdict(removed))
-        if save.tidied.error:
-            self._record("retention_failed", detail=save.tidied.error)
-
-    def _metrics(self, step: int) -> dict[str, float]:
-        """What is known of exactly this step."""
-        line = self.last_line if self.last_line.get("step") == step else {}
-        return {key: line[key] for key in ("loss", "eval_loss", "eval_loss_ema") if key in line}
-
-    async def _watch_claim(self) -> None:
-        """A submission that has been superseded must not go on until its next commit, which may be hours away."""
-        while not self.state.ended:
-            await asyncio.sleep(_CLAIM_SECONDS)
-            try:
-                await self._checkpointer.check_claim()
-            except Fenced as error:
-                self._on_superseded(error)
 
     def _on_superseded(self, error: Fenced) -> None:
         if not self.state.ended and self.state != State.FINISHING:  # the last commit will find out by itself
@@ -568,7 +500,7 @@ class Coordinator:
         cause = next((trouble for trouble in troubles if not trouble.is_echo), troubles[0])
         cause.seen = min(trouble.seen for trouble in troubles)
         self._record("trouble", generation=self.generation.number, cause=cause.kind, detail=cause.detail)
-        self._schedule.trouble()
+        self._saving.schedule.trouble()
         if (reason := self._setbacks.reason_to_end(cause)) is not None:
             self.traceback = cause.traceback
             self._finish(State.FAILED, reason)
@@ -588,11 +520,8 @@ class Coordinator:
 
     async def _refuse_checkpoint(self, cause: Trouble) -> None:
         """A rank found the checkpoint damaged while it loaded: everybody goes back to the one before."""
-        damaged = self._committed
-        assert damaged is not None
-        self._record("checkpoint_refused", step=damaged.step, detail=cause.detail)
         try:
-            self._record_refused(await self._checkpointer.fall_back(damaged))
+            await self._saving.fall_back(cause.detail)
         except Fenced as error:
             self._on_superseded(error)
         except StorageError as error:
@@ -617,8 +546,8 @@ class Coordinator:
         self._cancel_plan()
         self._growth_due, self._resume_at = False, 0.0
         choice = self._choice(self._live())
-        written_by = self._checkpointer.committed_generation
-        restore = plan_restore(self._inventory, self._nodes(), self._committed, written_by)
+        saved = self._checkpointer.committed, self._checkpointer.committed_generation
+        restore = plan_restore(self._inventory, self._nodes(), *saved)
         self._catch_up(restore.step)
         if choice is None:
             self._wait(cause)  # not yet rolled back: the hosts to come may find snapshots of this step on their nodes
@@ -661,8 +590,7 @@ class Coordinator:
         if step < self.finished_step:
             self._record("rolled_back", from_step=self.finished_step, to_step=step)
             self._folder.roll_back(step)
-            self._checkpointer.go_back(step)
-            self._schedule.go_back(step)
+            self._saving.go_back(step)
             self.finished_step = step
 
     def _assignment(self, rank: int, restore: RestorePlan) -> Message:

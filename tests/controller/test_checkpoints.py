@@ -12,7 +12,7 @@ from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest, re
 from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.checkpoint.interval import Measured, interval_steps
 from elastic_train.checkpoint.restore_checkpoint import restore_from_checkpoint
-from elastic_train.controller import coordinator
+from elastic_train.controller import saving
 from elastic_train.controller.job_folder import job_store
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.local import LocalStore
@@ -31,7 +31,7 @@ def events(run: LocalJob, kind: str) -> Lines:
 def test_a_superseded_submission_ends_without_waiting_for_a_commit(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_CLAIM_SECONDS", 0.1)
+    monkeypatch.setattr(saving, "_CLAIM_SECONDS", 0.1)
     steps = ("training.steps=100000", "checkpoint.every_steps=100000")
     first_job = make_job(corpus, tmp_path, "superseded", *steps, "hosts.max=1")
     with LocalJob(first_job) as first:
@@ -52,7 +52,7 @@ def test_a_superseded_submission_ends_without_waiting_for_a_commit(
 def test_one_that_finds_out_at_its_last_commit_does_not_make_it(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_CLAIM_SECONDS", 1000.0)
+    monkeypatch.setattr(saving, "_CLAIM_SECONDS", 1000.0)
     steps = ("training.steps=2", "schedule.warmup_steps=1")
     job = make_job(corpus, tmp_path, "last", *steps, "hosts.max=1")
     with LocalJob(job) as first:
