@@ -20,6 +20,7 @@ RAY_FILES = {
 """Tests that start Ray clusters, which mostly wait."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For ``pytest -n 2 --dist loadgroup``: one worker has all clusters, the other the rest, file by file.
 

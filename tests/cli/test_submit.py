@@ -106,7 +106,7 @@ def test_stop_is_graceful(cluster: LocalCluster, folder: Path, how: str) -> None
     last = lines(folder, name, "steps")[-1]["step"]
     ended = lines(folder, name, "ledger")[-1]
     assert (ended["event"], ended["status"], ended["step"]) == ("job_finished", "killed", last)
-    assert (folder.parent / "runs" / name / "checkpoints" / f"step-{last:08d}.json").is_file()
+    assert (folder.parent / "runs" / name / "checkpoints" / f"step-{last:08d}-c1.json").is_file()
 
 
 def test_nothing_is_told_without_the_token(cluster: LocalCluster, folder: Path) -> None:

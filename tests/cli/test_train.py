@@ -130,7 +130,7 @@ def test_stopped_by_a_signal(folder: Path, number: signal.Signals, code: int) ->
             train.process.send_signal(number)
         assert train.end() == code, train.text()
         last = train.lines("steps")[-1]["step"]
-        assert (train.job_folder / "checkpoints" / f"step-{last:08d}.json").is_file()
+        assert (train.job_folder / "checkpoints" / f"step-{last:08d}-c1.json").is_file()
         ended = train.lines("ledger")[-1]
         assert (ended["event"], ended["status"], ended["step"]) == ("job_finished", "killed", last)
         assert mlflow_status(train.runs) == {"KILLED"}
