@@ -20,16 +20,21 @@ RAY_FILES = {
 """Tests that start Ray clusters, which mostly wait."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """For ``pytest -n 2 --dist loadgroup``: one worker has all clusters, the other the rest, file by file.
 
-    So there is one cluster at a time. They come first, as they take longest.
+    So there is one cluster at a time.
     """
-    for item in items:
-        name = item.path.relative_to(Path(__file__).parent).as_posix()
-        item.add_marker(pytest.mark.xdist_group("ray" if name in RAY_FILES else name))
-    items.sort(key=lambda item: "ray" not in item.get_closest_marker("xdist_group").args)  # type: ignore[union-attr]
+    item.add_marker(pytest.mark.xdist_group("ray" if _starts_ray(item) else item.path.as_posix()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Clusters first: they take longest."""
+    items.sort(key=lambda item: not _starts_ray(item))
+
+
+def _starts_ray(item: pytest.Item) -> bool:
+    return item.path.relative_to(Path(__file__).parent).as_posix() in RAY_FILES
 
 
 @pytest.fixture(scope="session")

@@ -171,7 +171,7 @@ def _facts(lines: list[dict[str, Any]], ledger: list[dict[str, Any]], drill: Dri
     facts += [
         ("node killed", f"after step {before['step']} in layout {before['layout']} (SIGKILL of all its processes)"),
         ("loss around it", f"{before['loss']:.3f} before, {after['loss']:.3f} after"),
-        ("steps lost", str(before["step"] - formed["step"])),
+        ("steps lost", str(max(before["step"] - formed["step"], 0))),  # one more may have finished before the kill
         (
             "recovered in",
             f"{after['time'] - drill.killed_at:.2f} s to the next finished step, in layout {after['layout']}",
