@@ -5,7 +5,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: venv quickstart test test-fast lint format
+.PHONY: venv quickstart test test-clusters test-rest test-fast lint format
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -33,9 +33,15 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Two workers: one has the tests that start Ray clusters and mostly wait, the other the rest.
+# Tests with Ray clusters mostly wait, so the others run beside them.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(MAKE) --jobs=2 --keep-going test-clusters test-rest
+
+test-clusters: $(VENV)/.dev
+	$(BIN)/python -m pytest -m cluster $(ARGS)
+
+test-rest: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'not cluster' $(ARGS)
 
 test-fast: lint
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

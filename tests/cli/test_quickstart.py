@@ -15,6 +15,8 @@ from elastic_train.data.audit import audit_samples
 from elastic_train.data.manifest import read_manifest
 from elastic_train.storage.store import Store
 
+pytestmark = pytest.mark.cluster
+
 STEPS = 300
 """Steps of a quarter of a second, so that the node is back (torch imported, settled) well before the last one."""
 

@@ -14,6 +14,8 @@ from elastic_train.controller.local_cluster import LocalCluster
 from tests.cli.command import elastic_train
 from tests.config.job_files import GOOD
 
+pytestmark = pytest.mark.cluster
+
 STEPS = 3
 
 

@@ -18,7 +18,7 @@ from tests.cli.command import ROOT, elastic_train
 from tests.jobs import JOB, make_corpus
 from tests.ray_job import processes, refill, until, until_none
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from tests.cli.command import ROOT, elastic_train
 from tests.jobs import JOB, make_corpus
 from tests.ray_job import refill, until, until_none
 
+pytestmark = pytest.mark.cluster
+
 LONG = ("training.steps=1000000", "checkpoint.every_steps=1000000")
 MARK = "ELASTIC_TRAIN_TEST"
 

@@ -18,7 +18,7 @@ from elastic_train.controller.local_cluster import LocalCluster
 from tests.jobs import assert_same_curve, make_job
 from tests.ray_job import RayJob, alive, pools, processes, refill, until_none
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 Lines = list[dict[str, Any]]
 PP2_DP2 = ("parallel.pp=2", "hosts.min=2", "failure.hang_seconds=600")
