@@ -10,27 +10,24 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest, read_catalog
 from elastic_train.checkpoint.manifest import CheckpointId
-from elastic_train.checkpoint.verify import choose_checkpoint, verify_checkpoint
+from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.config.job import Job
 from elastic_train.controller.job_folder import job_store
 from elastic_train.storage.errors import StorageError
-from elastic_train.storage.json_lines import read_json_lines
 from elastic_train.storage.store import Store
 from tests.chaos_proxy import chaos
 from tests.cli.command import elastic_train
+from tests.controller.s3_jobs import Lines, events, lines, start_hosts, whole_checkpoints
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
 
 pytestmark = pytest.mark.slow
-
-Lines = list[dict[str, Any]]
 
 
 def s3_job(server: S3Server, bucket: str, corpus: Path, name: str, *overrides: str) -> Job:
@@ -42,28 +39,6 @@ def s3_job(server: S3Server, bucket: str, corpus: Path, name: str, *overrides: s
 def server(s3_environment: S3Server, s3_bucket: str) -> S3Server:
     """The shared server, with the shared bucket made and credentials in the environment (hosts inherit it)."""
     return s3_environment
-
-
-def start_hosts(run: LocalJob, nodes: str) -> None:
-    for index, node in enumerate(nodes):
-        run.start_host(f"{node}{index}", node)
-
-
-def lines(job: Job, name: str) -> Lines:
-    return read_json_lines(job_store(job), f"{name}.jsonl")
-
-
-def events(run: LocalJob, kind: str) -> Lines:
-    return [event for event in run.events if event["event"] == kind]
-
-
-def whole_checkpoints(job: Job) -> list[int]:
-    """Steps that are committed; each is read in full and every checksum compared."""
-    store = job_store(job)
-    steps = list_checkpoints(store)
-    for step in steps:
-        assert verify_checkpoint(store, load_manifest(store, step)) == []
-    return steps
 
 
 def test_a_job_in_a_bucket_ends_with_its_curve_logs_and_checkpoints(

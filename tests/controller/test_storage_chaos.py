@@ -7,23 +7,18 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest
-from elastic_train.checkpoint.verify import verify_checkpoint
 from elastic_train.config.job import Job
-from elastic_train.controller.job_folder import job_store
-from elastic_train.storage.json_lines import read_json_lines
 from tests.chaos_proxy import ChaosProxy, chaos
+from tests.controller.s3_jobs import Lines, events, lines, start_hosts, whole_checkpoints
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server
 
 pytestmark = pytest.mark.slow
 
-Lines = list[dict[str, Any]]
 OUTAGE_SECONDS = 60.0
 
 
@@ -35,28 +30,6 @@ def proxy(s3_environment: S3Server) -> Iterator[ChaosProxy]:
 
 def job_behind(proxy: ChaosProxy, bucket: str, corpus: Path, name: str, *overrides: str) -> Job:
     return make_job(corpus, f"s3://{bucket}/chaos", name, f"storage.endpoint_url={proxy.endpoint_url}", *overrides)
-
-
-def start_hosts(run: LocalJob, nodes: str) -> None:
-    for index, node in enumerate(nodes):
-        run.start_host(f"{node}{index}", node)
-
-
-def lines(job: Job, name: str) -> Lines:
-    return read_json_lines(job_store(job), f"{name}.jsonl")
-
-
-def events(run: LocalJob, kind: str) -> Lines:
-    return [event for event in run.events if event["event"] == kind]
-
-
-def verified_checkpoints(job: Job) -> list[int]:
-    """Steps that are committed; each is read in full and every checksum compared."""
-    store = job_store(job)
-    steps = list_checkpoints(store)
-    for step in steps:
-        assert verify_checkpoint(store, load_manifest(store, step)) == []
-    return steps
 
 
 def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
@@ -90,7 +63,7 @@ def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
     committed = {
         event["step"] for event in events(first, "checkpoint_committed") + events(second, "checkpoint_committed")
     }
-    assert committed <= set(verified_checkpoints(job(1)))
+    assert committed <= set(whole_checkpoints(job(1)))
     assert 30 in committed
     ledger = [line["event"] for line in lines(job(1), "ledger")]
     assert {"trouble", "resumed", "checkpoint_committed", "job_finished"} <= set(ledger)
@@ -134,4 +107,4 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
     assert steps == list(range(1, run.coordinator.finished_step + 1))
     told = [event for event in run.events if event["event"] != "step"]
     assert lines(job, "ledger") == told
-    assert verified_checkpoints(job)[-1] == steps[-1]
+    assert whole_checkpoints(job)[-1] == steps[-1]
