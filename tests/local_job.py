@@ -56,6 +56,15 @@ class LocalJob:
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
 
+    def start_hosts(self, nodes: str) -> None:
+        """One host per letter, on the node of that letter, named by letter and position: "aab" is a0, a1 and b2."""
+        for index, node in enumerate(nodes):
+            self.start_host(f"{node}{index}", node)
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        """The events of one kind so far."""
+        return [line for line in self.events if line["event"] == event]
+
     def start_host(self, name: str, node: str) -> subprocess.Popen[str]:
         settings = {
             "coordinator": list(self.address),

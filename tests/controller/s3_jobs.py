@@ -9,24 +9,13 @@ from elastic_train.checkpoint.verify import verify_checkpoint
 from elastic_train.config.job import Job
 from elastic_train.controller.job_folder import job_store
 from elastic_train.storage.json_lines import read_json_lines
-from tests.local_job import LocalJob
 
 Lines = list[dict[str, Any]]
-
-
-def start_hosts(run: LocalJob, nodes: str) -> None:
-    """One host for each letter, on the node of that name; their names are letter and position."""
-    for index, node in enumerate(nodes):
-        run.start_host(f"{node}{index}", node)
 
 
 def lines(job: Job, name: str) -> Lines:
     """A log of the job folder, such as ``steps``."""
     return read_json_lines(job_store(job), f"{name}.jsonl")
-
-
-def events(run: LocalJob, kind: str) -> Lines:
-    return [event for event in run.events if event["event"] == kind]
 
 
 def whole_checkpoints(job: Job) -> list[int]:

@@ -24,10 +24,6 @@ pytestmark = pytest.mark.slow
 Lines = list[dict[str, Any]]
 
 
-def events(run: LocalJob, kind: str) -> Lines:
-    return [event for event in run.events if event["event"] == kind]
-
-
 def test_a_superseded_submission_ends_without_waiting_for_a_commit(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,7 +39,7 @@ def test_a_superseded_submission_ends_without_waiting_for_a_commit(
             assert status["state"] == "failed"
             assert status["message"].startswith("another submission of this job has taken over: claim 1 on ")
             assert first.hosts["a"].returncode == 0
-            assert [event["status"] for event in events(first, "job_finished")] == ["failed"]
+            assert [event["status"] for event in first.told("job_finished")] == ["failed"]
     assert list_checkpoints(job_store(first_job)) == []
     ledger = [json.loads(line)["event"] for line in (tmp_path / "superseded" / "ledger.jsonl").read_text().splitlines()]
     assert ledger[-1] == "job_started"  # the other's: the log is no longer the first one's to write
@@ -73,7 +69,7 @@ def test_the_metrics_of_a_checkpoint_are_those_of_its_step_and_the_best_one_stay
         run.start_host("a", "a")
         assert run.finish()["state"] == "finished"
         lines = {line["step"]: line for line in run.lines("steps")}
-        committed, removed = events(run, "checkpoint_committed"), events(run, "checkpoints_removed")
+        committed, removed = run.told("checkpoint_committed"), run.told("checkpoints_removed")
     store = job_store(job)
     kept = [event["step"] for event in committed if event["step"] % 10 == 0]
     assert set(kept) | {30} <= set(list_checkpoints(store))
@@ -129,7 +125,7 @@ def test_ck_11_a_commit_that_is_refused_is_made_soon_again(
         run.start_host("a", "a")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
-    (failed,) = events(run, "checkpoint_failed")
+    (failed,) = run.told("checkpoint_failed")
     assert (failed["step"], "quota exceeded" in failed["detail"]) == (10, True)
     steps = list_checkpoints(job_store(job))
     assert 10 < steps[0] < 20  # not an interval later
@@ -147,9 +143,9 @@ def test_ck_03_killed_when_the_first_object_of_step_20_appears(corpus: Path, ref
     if list_checkpoints(store) == [10, 20]:  # it was quicker: then as if it had died one call earlier
         store.delete(read_catalog(store).find(20).path)
     with LocalJob(job, "run1") as second:
-        (resumed,) = events(second, "resumed")
+        (resumed,) = second.told("resumed")
         assert resumed["step"] == 10
-        assert any("step 20 is incomplete" in event["detail"] for event in events(second, "checkpoint_refused"))
+        assert any("step 20 is incomplete" in event["detail"] for event in second.told("checkpoint_refused"))
         with pytest.raises(CheckpointError, match=r"checkpoints/step-00000020-c\*\.json is missing"):
             restore_from_checkpoint({}, store, step=20)
         second.start_host("b", "b")

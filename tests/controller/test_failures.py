@@ -19,12 +19,6 @@ Lines = list[dict[str, Any]]
 PP2_DP2 = ("parallel.pp=2", "hosts.min=2")
 
 
-def start_hosts(run: LocalJob, nodes: str) -> None:
-    """One host per letter, on the node of that letter: "aabb" is two nodes with two hosts each."""
-    for index, node in enumerate(nodes):
-        run.start_host(f"{node}{index}", node)
-
-
 def formed(run: LocalJob) -> Lines:
     return [event for event in run.lines("ledger") if event["event"] == "generation_formed"]
 
@@ -36,7 +30,7 @@ def assert_nothing_left(run: LocalJob, pids: list[int]) -> None:
 
 def test_killed_trainer_costs_no_finished_step(corpus: Path, reference: Lines, tmp_path: Path) -> None:
     with LocalJob(make_job(corpus, tmp_path, "trainer", *PP2_DP2)) as run:
-        start_hosts(run, "aabb")
+        run.start_hosts("aabb")
         before = run.wait_step(5)
         trainers = run.trainer_pids()
         os.kill(trainers[-1], signal.SIGKILL)
@@ -54,7 +48,7 @@ def test_killed_trainer_costs_no_finished_step(corpus: Path, reference: Lines, t
 
 def test_killed_host_is_left_out(corpus: Path, reference: Lines, tmp_path: Path) -> None:  # OP-09
     with LocalJob(make_job(corpus, tmp_path, "host", "parallel.pp=1")) as run:
-        start_hosts(run, "aabb")
+        run.start_hosts("aabb")
         before = run.wait_step(5)
         run.kill_host("b3")
         assert run.finish()["state"] == "finished"
@@ -66,7 +60,7 @@ def test_killed_host_is_left_out(corpus: Path, reference: Lines, tmp_path: Path)
 
 def test_killed_node_is_replaced_when_it_comes_back(corpus: Path, reference: Lines, tmp_path: Path) -> None:
     with LocalJob(make_job(corpus, tmp_path, "node", *PP2_DP2)) as run:
-        start_hosts(run, "aabb")
+        run.start_hosts("aabb")
         before = run.wait_step(5)
         survivors = {h["pid"] for h in before["hosts"] if h["node"] == "a"}
         run.kill_host("b2")
@@ -91,7 +85,7 @@ def test_killed_node_is_replaced_when_it_comes_back(corpus: Path, reference: Lin
 
 def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Path) -> None:
     with LocalJob(make_job(corpus, tmp_path, "hang", "failure.hang_seconds=2", "hosts.max=2")) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         run.wait_step(5)
         os.kill(run.trainer_pids()[0], signal.SIGSTOP)
         assert run.finish()["state"] == "finished"
@@ -109,7 +103,7 @@ def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp
         "hosts.max=2",
     )
     with LocalJob(job) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         status = run.finish()
         assert status["state"] == "failed"
         assert "NonFiniteLoss" in status["message"]
@@ -120,7 +114,7 @@ def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp
 
 def test_fewer_hosts_than_the_job_needs_wait_for_more(corpus: Path, reference: Lines, tmp_path: Path) -> None:
     with LocalJob(make_job(corpus, tmp_path, "few", *PP2_DP2, "hosts.max=2")) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         run.wait_step(5)
         run.kill_host("b1")
         status = run.wait(lambda status: status["state"] == "waiting")
@@ -136,13 +130,13 @@ def test_total_loss_resumes_from_the_last_checkpoint_on_other_hosts(
 ) -> None:  # OP-01
     job = make_job(corpus, tmp_path, "total", "parallel.pp=1", "hosts.max=2")
     with LocalJob(job) as first:
-        start_hosts(first, "ab")
+        first.start_hosts("ab")
         first.wait_step(13)
         first.kill_host("a0")
         first.kill_host("b1")
     other = make_job(corpus, tmp_path, "total", "parallel.pp=1", f"hosts.max={len(hosts)}")
     with LocalJob(other, "run1") as second:
-        start_hosts(second, hosts)
+        second.start_hosts(hosts)
         assert second.finish()["state"] == "finished"
         assert_same_curve(second.lines("steps"), reference)
         resumed = [e for e in second.lines("ledger") if e["event"] == "resumed"]
@@ -158,7 +152,7 @@ def test_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(
 ) -> None:
     job = make_job(corpus, tmp_path, "damaged", "parallel.pp=1", "hosts.max=2")
     with LocalJob(job) as first:
-        start_hosts(first, "ab")
+        first.start_hosts("ab")
         first.wait(lambda status: any(e.get("step") == 20 for e in committed(first)))
     damaged = sorted((tmp_path / "damaged" / "checkpoints").glob("step-00000020-g*/*.bin"))[0]
     content = bytearray(damaged.read_bytes())
@@ -166,7 +160,7 @@ def test_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(
         content[len(content) // 2] ^= 1
     damaged.write_bytes(content if damage == "flip" else content[:-1])
     with LocalJob(job, "run1") as second:
-        start_hosts(second, "ab")
+        second.start_hosts("ab")
         assert second.finish()["state"] == "finished"
         assert_same_curve(second.lines("steps"), reference)
         refused = [e["detail"] for e in second.lines("ledger") if e["event"] == "checkpoint_refused"]
@@ -178,11 +172,11 @@ def test_state_that_the_job_has_no_use_for_ends_it_with_a_list(corpus: Path, tmp
     """Momentum was switched off between two submissions: its buffers must not be dropped in silence."""
     sgd = "optimizer={name: sgd, momentum: 0.9, learning_rate: 0.01}", "hosts.max=2"
     with LocalJob(make_job(corpus, tmp_path, "extra", "parallel.pp=1", *sgd)) as first:
-        start_hosts(first, "ab")
+        first.start_hosts("ab")
         first.wait(lambda status: bool(committed(first)))
     plain = "optimizer={name: sgd, momentum: 0.0, learning_rate: 0.01}", "hosts.max=2"
     with LocalJob(make_job(corpus, tmp_path, "extra", "parallel.pp=1", *plain), "run1") as second:
-        start_hosts(second, "ab")
+        second.start_hosts("ab")
         status = second.finish()
         assert status["state"] == "failed"
         assert "the saved state does not fit this job" in status["message"]
@@ -197,7 +191,7 @@ def committed(run: LocalJob) -> Lines:
 def test_stop_writes_a_last_checkpoint_and_leaves_nothing(corpus: Path, reference: Lines, tmp_path: Path) -> None:
     job = make_job(corpus, tmp_path, "stopped", "hosts.max=2")
     with LocalJob(job) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         status = run.wait_step(5)
         pids = [*run.trainer_pids(), *(h["pid"] for h in status["hosts"])]
         run.stop()
@@ -205,7 +199,7 @@ def test_stop_writes_a_last_checkpoint_and_leaves_nothing(corpus: Path, referenc
         assert stopped["state"] == "killed"
         assert_nothing_left(run, pids)
     with LocalJob(make_job(corpus, tmp_path, "stopped", "hosts.max=1"), "run1") as again:
-        start_hosts(again, "a")
+        again.start_hosts("a")
         assert again.finish()["state"] == "finished"
         assert [e["step"] for e in again.lines("ledger") if e["event"] == "resumed"] == [stopped["step"]]
         assert_same_curve(again.lines("steps"), reference)

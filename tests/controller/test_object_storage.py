@@ -22,7 +22,7 @@ from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 from tests.chaos_proxy import chaos
 from tests.cli.command import elastic_train
-from tests.controller.s3_jobs import Lines, events, lines, start_hosts, whole_checkpoints
+from tests.controller.s3_jobs import Lines, lines, whole_checkpoints
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
@@ -46,7 +46,7 @@ def test_a_job_in_a_bucket_ends_with_its_curve_logs_and_checkpoints(
 ) -> None:
     job = s3_job(server, s3_bucket, corpus, "whole", "hosts.min=4", "parallel.pp=2", "checkpoint.keep_last=2")
     with LocalJob(job) as run:
-        start_hosts(run, "aabb")
+        run.start_hosts("aabb")
         assert run.finish()["state"] == "finished"
     assert_same_curve(lines(job, "steps"), reference)
     ledger = lines(job, "ledger")
@@ -76,17 +76,17 @@ def test_after_a_total_loss_the_job_goes_on_from_the_bucket_on_another_number_of
         # A coordinator without last words: only what it flushes on its way gets into the bucket.
         folder.steps._interval = folder.journal._interval = 1e9
         monkeypatch.setattr(folder, "close", lambda: None)
-        start_hosts(first, "ab")
-        first.wait(lambda status: any(event["step"] == 10 for event in events(first, "checkpoint_committed")))
+        first.start_hosts("ab")
+        first.wait(lambda status: any(event["step"] == 10 for event in first.told("checkpoint_committed")))
         for name in ("a0", "b1"):
             first.kill_host(name)
     last = list_checkpoints(job_store(job(2)))[-1]
     with LocalJob(job(3), "run1") as second:
-        start_hosts(second, "abc")
+        second.start_hosts("abc")
         assert second.finish()["state"] == "finished"
     assert_same_curve(lines(job(3), "steps"), reference)
-    assert [event["step"] for event in events(second, "resumed")] == [last]
-    assert set(events(second, "generation_formed")[0]["restored_bytes"]) == {"object"}
+    assert [event["step"] for event in second.told("resumed")] == [last]
+    assert set(second.told("generation_formed")[0]["restored_bytes"]) == {"object"}
     generations = [line["generation"] for line in lines(job(3), "journal")]
     assert generations == sorted(set(generations))
     assert whole_checkpoints(job(3))[-1] == 30
@@ -98,8 +98,8 @@ def test_damaged_objects_are_refused_by_name_and_the_job_falls_back(
     """CK-06: a flipped byte in the newest checkpoint, a byte less in the one before; boto3 makes both."""
     job = s3_job(server, s3_bucket, corpus, "damaged", "hosts.max=1", "checkpoint.every_steps=5")
     with LocalJob(job) as first:
-        start_hosts(first, "a")
-        first.wait(lambda status: len(events(first, "checkpoint_committed")) >= 3)
+        first.start_hosts("a")
+        first.wait(lambda status: len(first.told("checkpoint_committed")) >= 3)
         first.kill_host("a0")
     store = job_store(job)
     whole, truncated, flipped = list_checkpoints(store)[-3:]
@@ -122,12 +122,12 @@ def test_damaged_objects_are_refused_by_name_and_the_job_falls_back(
     )
     assert f"{objects[truncated]}, bytes 0 to {size}: expected {size} bytes, found {size - 1} bytes" in done.stderr
     with LocalJob(job, "run1") as second:
-        start_hosts(second, "b")
+        second.start_hosts("b")
         assert second.finish()["state"] == "finished"
     assert_same_curve(lines(job, "steps"), reference)
-    refused = " ".join(event["detail"] for event in events(second, "checkpoint_refused"))
+    refused = " ".join(event["detail"] for event in second.told("checkpoint_refused"))
     assert objects[flipped] in refused and objects[truncated] in refused
-    assert events(second, "generation_formed")[-1]["step"] == whole
+    assert second.told("generation_formed")[-1]["step"] == whole
     steps = whole_checkpoints(job)
     assert flipped in steps or flipped < steps[0]  # committed anew (and perhaps retired)
 
@@ -144,7 +144,7 @@ def test_of_two_submissions_of_one_job_at_once_the_later_goes_on_and_the_other_e
         with LocalJob(job, f"run-{hosts}") as run:
             runs.append(run)
             started.wait()
-            start_hosts(run, hosts)
+            run.start_hosts(hosts)
             run.finish()
 
     threads = [threading.Thread(target=submit, args=(hosts,)) for hosts in ("a", "bc")]
@@ -157,7 +157,7 @@ def test_of_two_submissions_of_one_job_at_once_the_later_goes_on_and_the_other_e
     job = s3_job(server, s3_bucket, corpus, "twice")
     assert [run.coordinator.state.value for run in runs] == ["failed", "finished"]
     assert "another submission of this job has taken over: claim 1 on " in runs[0].coordinator.message
-    assert events(runs[0], "checkpoint_committed") == []
+    assert runs[0].told("checkpoint_committed") == []
     assert [host.returncode for run in runs for host in run.hosts.values()] == [0] * 3
     assert whole_checkpoints(job) == [10, 20, 30]
     catalog = read_catalog(job_store(job))
@@ -183,25 +183,25 @@ def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succee
             "storage.retry_seconds=60",
         )
         with LocalJob(job) as run:
-            start_hosts(run, "ab")
-            run.wait(lambda status: bool(events(run, "checkpoint_committed")))
+            run.start_hosts("ab")
+            run.wait(lambda status: bool(run.told("checkpoint_committed")))
             before = run.status()["step"]
             os.kill(server.pid, signal.SIGSTOP)
             try:
                 # More than one checkpoint falls due while nothing is answered.
                 run.wait_step(min(before + 11, 29))
-                told = len(events(run, "checkpoint_committed")) + len(events(run, "checkpoint_failed"))
+                told = len(run.told("checkpoint_committed")) + len(run.told("checkpoint_failed"))
                 assert told <= 2
             finally:
                 os.kill(server.pid, signal.SIGCONT)
             assert run.finish()["state"] == "finished"
         assert_same_curve(lines(job, "steps"), reference)
-        assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
+        assert [event["cause"] for event in run.told("generation_formed")] == ["start"]
         assert whole_checkpoints(job)[-1] == 30
         chosen = choose_checkpoint(job_store(job)).manifest
         assert chosen is not None
         assert chosen.id == CheckpointId(30, 1)
-        skipped = events(run, "checkpoint_skipped")
+        skipped = run.told("checkpoint_skipped")
         assert skipped
         assert all(event["running"] < event["step"] and event["seconds"] > 0 for event in skipped)
 
@@ -215,7 +215,7 @@ def test_a_server_that_is_gone_at_the_end_fails_the_job_and_leaves_nobody_waitin
         bucket = server.create_bucket("gone")
         job = s3_job(server, bucket, corpus, "gone", "hosts.max=1", "storage.retry_seconds=1")
         with LocalJob(job) as run:
-            start_hosts(run, "a")
+            run.start_hosts("a")
             run.wait_step(3)
             os.kill(server.pid, signal.SIGKILL)
             status = run.finish()
@@ -258,7 +258,7 @@ def test_data_in_the_bucket_too(
             if path.is_file():
                 store.write(str(path.relative_to(corpus)), [path.read_bytes()])
         with LocalJob(job) as run:
-            start_hosts(run, "a")
+            run.start_hosts("a")
             assert run.finish()["state"] == "finished"
         assert_same_curve(lines(job, "steps"), reference)
         options = "--storage", job.storage.uri, "--endpoint-url", proxy.endpoint_url, "--out", str(tmp_path / "hf")

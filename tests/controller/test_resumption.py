@@ -170,11 +170,6 @@ def test_a_shard_that_is_cut_off_is_not_the_coordinators_to_find(corpus: Path, t
 # -- whole jobs ------------------------------------------------------------------------------------------------------
 
 
-def start_hosts(run: LocalJob, nodes: str) -> None:
-    for index, node in enumerate(nodes):
-        run.start_host(f"{node}{index}", node)
-
-
 def layouts(run: LocalJob) -> list[str]:
     return [event["layout"] for event in run.lines("ledger") if event["event"] == "generation_formed"]
 
@@ -195,7 +190,7 @@ def test_da_03_from_4_to_2_to_4_hosts_every_step_has_the_samples_of_one_host(
 ) -> None:
     job = make_job(corpus, tmp_path, "da-03", "parallel.pp=1", "hosts.min=2", "hosts.start_wait_seconds=120")
     with LocalJob(job) as run:
-        start_hosts(run, "aabb")
+        run.start_hosts("aabb")
         run.wait_step(5)
         run.kill_host("b2")
         run.kill_host("b3")
@@ -230,14 +225,14 @@ def test_da_01_a_resume_in_the_middle_of_the_second_epoch_goes_on_in_its_order(c
         return make_job(corpus, tmp_path, "da-01", "parallel.pp=1", f"hosts.max={hosts}", *overrides)
 
     with LocalJob(job(2)) as first:
-        start_hosts(first, "ab")
+        first.start_hosts("ab")
         first.wait(lambda _: any(8 * step > samples for step in committed_steps(first)))
         first.kill_host("a0")
         first.kill_host("b1")
     with LocalJob(job(1), "run1") as second:
         resumed = second.status()["step"]
         assert samples < 8 * resumed < 240
-        start_hosts(second, "a")
+        second.start_hosts("a")
         assert second.finish()["state"] == "finished"
         lines = second.lines("steps")
     assert [line["samples"] for line in lines] == expected
@@ -256,7 +251,7 @@ def test_da_07_and_11_the_cursor_counts_what_the_optimizer_has_consumed(corpus: 
         return make_job(corpus, tmp_path, "da-07", *batch, f"hosts.min={hosts}", f"hosts.max={hosts}")
 
     with LocalJob(job(2)) as first:
-        start_hosts(first, "ab")
+        first.start_hosts("ab")
         first.wait(lambda status: any(event["event"] == "checkpoint_committed" for event in first.events))
         first.wait_step(12)  # the trainers are ahead of the checkpoint
         for name in ("a0", "b1"):
@@ -266,7 +261,7 @@ def test_da_07_and_11_the_cursor_counts_what_the_optimizer_has_consumed(corpus: 
     assert manifest.layout["dp_shard"] == 2
     with LocalJob(job(3), "run1") as second:
         assert second.status()["step"] == 10
-        start_hosts(second, "abc")
+        second.start_hosts("abc")
         assert second.finish()["state"] == "finished"
         lines = second.lines("steps")
     order = SampleOrder(len(TokenDataset.open(str(corpus), 32)), seed=1)

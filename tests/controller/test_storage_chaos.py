@@ -12,7 +12,7 @@ import pytest
 
 from elastic_train.config.job import Job
 from tests.chaos_proxy import ChaosProxy, chaos
-from tests.controller.s3_jobs import Lines, events, lines, start_hosts, whole_checkpoints
+from tests.controller.s3_jobs import Lines, lines, whole_checkpoints
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server
@@ -43,32 +43,30 @@ def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
 
     proxy.share = 0.2
     with LocalJob(job(2)) as first:
-        start_hosts(first, "ab")
+        first.start_hosts("ab")
         first.wait_step(3)
         os.kill(first.trainer_pids()[0], signal.SIGKILL)
-        first.wait(lambda status: any(event["step"] >= 10 for event in events(first, "checkpoint_committed")))
+        first.wait(lambda status: any(event["step"] >= 10 for event in first.told("checkpoint_committed")))
         for name in first.hosts:
             first.kill_host(name)
     with LocalJob(job(1), "run1") as second:
-        start_hosts(second, "c")
+        second.start_hosts("c")
         assert second.finish()["state"] == "finished"
     injected = dict(proxy.injected)
     proxy.share = 0.0
     assert_same_curve(lines(job(1), "steps"), reference)
     assert len(injected) >= 8, injected
     assert sum(injected.values()) >= 20, injected
-    (resumed,) = events(second, "resumed")
+    (resumed,) = second.told("resumed")
     assert resumed["step"] >= 10
-    assert set(events(second, "generation_formed")[0]["restored_bytes"]) == {"object"}
-    committed = {
-        event["step"] for event in events(first, "checkpoint_committed") + events(second, "checkpoint_committed")
-    }
+    assert set(second.told("generation_formed")[0]["restored_bytes"]) == {"object"}
+    committed = {event["step"] for event in first.told("checkpoint_committed") + second.told("checkpoint_committed")}
     assert committed <= set(whole_checkpoints(job(1)))
     assert 30 in committed
     ledger = [line["event"] for line in lines(job(1), "ledger")]
     assert {"trouble", "resumed", "checkpoint_committed", "job_finished"} <= set(ledger)
     # What was refused really was not whole: an upload without its manifest.
-    assert all("is incomplete" in event["detail"] for event in events(second, "checkpoint_refused"))
+    assert all("is incomplete" in event["detail"] for event in second.told("checkpoint_refused"))
 
 
 def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
@@ -83,8 +81,8 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
     )
     job = job_behind(proxy, s3_bucket, corpus, "minute", *settings, "log.samples=false")
     with LocalJob(job) as run:
-        start_hosts(run, "ab")
-        run.wait(lambda status: bool(events(run, "checkpoint_committed")))
+        run.start_hosts("ab")
+        run.wait(lambda status: bool(run.told("checkpoint_committed")))
         proxy.outage("refuse")
         begun, before = time.monotonic(), run.status()["step"]
         halfway = 0
@@ -94,7 +92,7 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
         after = run.status()["step"]
         told_during = list(run.events)
         proxy.outage("none")
-        run.wait(lambda status: any(event["step"] > after for event in events(run, "checkpoint_committed")))
+        run.wait(lambda status: any(event["step"] > after for event in run.told("checkpoint_committed")))
         run.stop()
         assert run.finish()["state"] == "killed"
     failed = [event for event in told_during if event["event"] == "checkpoint_failed"]
@@ -102,7 +100,7 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
     assert failed
     for event in failed:
         assert "could not be reached for" in event["detail"] and f"s3://{s3_bucket}/chaos/minute" in event["detail"]
-    assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
+    assert [event["cause"] for event in run.told("generation_formed")] == ["start"]
     steps = [line["step"] for line in lines(job, "steps")]
     assert steps == list(range(1, run.coordinator.finished_step + 1))
     told = [event for event in run.events if event["event"] != "step"]

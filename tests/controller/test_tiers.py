@@ -28,15 +28,6 @@ pytestmark = pytest.mark.slow
 Lines = list[dict[str, Any]]
 
 
-def start_hosts(run: LocalJob, nodes: str) -> None:
-    for index, node in enumerate(nodes):
-        run.start_host(f"{node}{index}", node)
-
-
-def events(run: LocalJob, kind: str) -> Lines:
-    return [event for event in run.events if event["event"] == kind]
-
-
 def memory_job(corpus: Path, tmp_path: Path, name: str, *overrides: str) -> Job:
     """Its snapshots are in a folder of the test's own."""
     (tmp_path / "memory").mkdir()
@@ -65,17 +56,17 @@ def s3_job(server: S3Server, corpus: Path, tmp_path: Path, name: str, *overrides
 
 def test_with_two_copies_two_nodes_may_die_at_once(corpus: Path, reference: Lines, tmp_path: Path) -> None:
     with LocalJob(memory_job(corpus, tmp_path, "two-copies", "hosts.max=3", "snapshot.partners=2")) as run:
-        start_hosts(run, "abc")
+        run.start_hosts("abc")
         before = run.wait_step(5)
         run.kill_host("b1")
         run.kill_host("c2")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
-        last = events(run, "generation_formed")[-1]
+        last = run.told("generation_formed")[-1]
         assert last["step"] >= before["step"]
         assert set(last["restored_bytes"]) == {"image"}
-        assert events(run, "rolled_back") == []
-        assert [event["copies"] for event in events(run, "fewer_copies")][-1] == 0
+        assert run.told("rolled_back") == []
+        assert [event["copies"] for event in run.told("fewer_copies")][-1] == 0
 
 
 def test_without_copies_a_lost_node_costs_the_steps_since_the_checkpoint_and_what_memory_has_of_it_is_used(
@@ -83,16 +74,16 @@ def test_without_copies_a_lost_node_costs_the_steps_since_the_checkpoint_and_wha
 ) -> None:
     options = ("hosts.max=2", "snapshot.partners=0", "checkpoint.every_steps=1", "checkpoint.keep_last=9")
     with LocalJob(memory_job(corpus, tmp_path, "no-copies", *options)) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         run.wait_step(2)
         step = pause_at_a_checkpoint(run)
         run.kill_host("b1")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
-        last = events(run, "generation_formed")[-1]
+        last = run.told("generation_formed")[-1]
         assert (last["step"], last["cause"]) == (step, "host_lost")
         assert set(last["restored_bytes"]) == {"image", "object"}  # rank 0 from memory, rank 1 from storage
-        assert events(run, "fewer_copies") == []
+        assert run.told("fewer_copies") == []
 
 
 def pause_at_a_checkpoint(run: LocalJob) -> int:
@@ -103,7 +94,7 @@ def pause_at_a_checkpoint(run: LocalJob) -> int:
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline:
             step = run.status()["step"]
-            if any(event["step"] == step for event in events(run, "checkpoint_committed")):
+            if any(event["step"] == step for event in run.told("checkpoint_committed")):
                 return int(step)
             time.sleep(0.02)
         os.kill(trainer, signal.SIGCONT)
@@ -123,22 +114,22 @@ def test_images_that_cannot_be_read_are_passed_over_then_dropped_and_never_end_t
 ) -> None:
     job = memory_job(corpus, tmp_path, "unreadable", "hosts.max=2", "failure.max_errors=1")
     with LocalJob(job) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         run.wait_step(5)
         restart_with_spoilt(run, job, ["a"])
         run.wait_step(15)
         step = restart_with_spoilt(run, job, ["a", "b"])
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
-        passed_over = events(run, "restore_passed_over")
+        passed_over = run.told("restore_passed_over")
         assert any("unreadable-run0-a/g00000001-" in event["detail"] for event in passed_over), passed_over
-        formed = events(run, "generation_formed")
+        formed = run.told("generation_formed")
         assert formed[1]["cause"] == "trainer_killed"
         assert formed[1]["restored_bytes"]["remote"] > 0  # for the trainer on node a
         assert formed[-1]["cause"] == "unreadable"
         assert formed[-1]["step"] == 10
         assert set(formed[-1]["restored_bytes"]) == {"object"}
-        assert [event["from_step"] for event in events(run, "rolled_back")] == [step]
+        assert [event["from_step"] for event in run.told("rolled_back")] == [step]
 
 
 def restart_with_spoilt(run: LocalJob, job: Job, nodes: list[str]) -> int:
@@ -170,20 +161,20 @@ def test_storage_that_is_away_during_a_restore_is_waited_for(
     job = s3_job(s3_environment, corpus, tmp_path, "silent", *options, f"storage.endpoint_url={network.endpoint_url}")
     with LocalJob(job) as first:
         first.start_host("a0", "a")
-        first.wait(lambda status: bool(events(first, "checkpoint_committed")))
+        first.wait(lambda status: bool(first.told("checkpoint_committed")))
         first.kill_host("a0")
     with LocalJob(job, "run1") as second:
         network.cut()
         second.start_host("a0", "a")
-        second.wait(lambda status: len(events(second, "waiting")) >= 2)
+        second.wait(lambda status: len(second.told("waiting")) >= 2)
         network.mend()
         assert second.finish()["state"] == "finished"
-        assert_same_curve(events(second, "step"), reference[10:])
-        reasons = [event["reason"] for event in events(second, "waiting")]
+        assert_same_curve(second.told("step"), reference[10:])
+        reasons = [event["reason"] for event in second.told("waiting")]
         assert "storage does not answer, trying again in 1 s" in reasons[0]
         assert "trying again in 2 s" in reasons[1]
         assert network.endpoint_url in reasons[0]
-        (formed,) = events(second, "generation_formed")
+        (formed,) = second.told("generation_formed")
         assert (formed["cause"], set(formed["restored_bytes"])) == ("storage", {"object"})
         network.cut()
 
@@ -193,15 +184,15 @@ def test_a_node_without_room_for_its_snapshots_is_left_out(
 ) -> None:
     job = memory_job(corpus, tmp_path, "no-room", "hosts.max=2", "failure.max_errors=1")
     with mounted(pool_of(job, "b"), 0.8e6), LocalJob(job) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
-        (told,) = events(run, "no_room")
+        (told,) = run.told("no_room")
         assert told["node"] == "b"
         assert str(pool_of(job, "b")) in told["detail"]
         assert "bytes and" in told["detail"]
-        assert [event["cause"] for event in events(run, "generation_formed")] == ["no_room"]
-        assert events(run, "generation_formed")[0]["hosts"] == 1
+        assert [event["cause"] for event in run.told("generation_formed")] == ["no_room"]
+        assert run.told("generation_formed")[0]["hosts"] == 1
 
 
 def test_too_few_nodes_with_room_are_waited_for_and_a_host_that_comes_back_is_tried_again(
@@ -209,7 +200,7 @@ def test_too_few_nodes_with_room_are_waited_for_and_a_host_that_comes_back_is_tr
 ) -> None:
     job = memory_job(corpus, tmp_path, "wait-for-room", "hosts.min=2", "hosts.max=2")
     with mounted(pool_of(job, "b"), 0.8e6), LocalJob(job) as run:
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         message = run.wait(lambda status: status["state"] == "waiting")["message"]
         assert "hosts.min=2" in message
         assert f"has no room: {pool_of(job, 'b')}" in message
@@ -226,15 +217,15 @@ def test_a_partner_without_room_gets_no_more_copies(
 ) -> None:
     job = memory_job(corpus, tmp_path, "full-partner", "hosts.min=2", "hosts.max=2")
     with mounted(pool_of(job, "b"), 3.0e6), LocalJob(job) as run:  # its own two images have 2.3 MB
-        start_hosts(run, "ab")
+        run.start_hosts("ab")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
-        assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
-        (told,) = events(run, "partner_full")
+        assert [event["cause"] for event in run.told("generation_formed")] == ["start"]
+        (told,) = run.told("partner_full")
         assert told["node"] == "b"
         assert str(pool_of(job, "b")) in told["detail"]
-        assert [event["copies"] for event in events(run, "fewer_copies")] == [0]
-        assert events(run, "trouble") == []
+        assert [event["copies"] for event in run.told("fewer_copies")] == [0]
+        assert run.told("trouble") == []
 
 
 @pytest.mark.parametrize("megabytes", [50, 5.5])
@@ -245,19 +236,19 @@ def test_a_stuck_upload_costs_at_most_one_image_more_and_is_given_up_when_there_
     job = s3_job(own_server, corpus, tmp_path, f"stuck-{megabytes:.0f}", *options)
     with mounted(pool_of(job, "a"), megabytes * 1e6), LocalJob(job) as run:
         run.start_host("a0", "a")
-        run.wait(lambda status: bool(events(run, "checkpoint_committed")))
+        run.wait(lambda status: bool(run.told("checkpoint_committed")))
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
             before = run.status()["step"]
             run.wait_step(min(before + 12, 29))
             buffers = {path.name[-5] for path in pool_of(job, "a").glob("g*.img")}
-            failed = [event["detail"] for event in events(run, "checkpoint_failed")]
+            failed = [event["detail"] for event in run.told("checkpoint_failed")]
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
         assert run.finish()["state"] == "finished"
     assert_same_curve(read_json_lines(job_store(job), "steps.jsonl"), reference)
-    assert [event["cause"] for event in events(run, "generation_formed")] == ["start"]
-    assert events(run, "checkpoint_committed")[-1]["step"] == 30
+    assert [event["cause"] for event in run.told("generation_formed")] == ["start"]
+    assert run.told("checkpoint_committed")[-1]["step"] == 30
     if megabytes == 50:
         assert buffers == {"0", "1", "2"}
         assert failed == []
