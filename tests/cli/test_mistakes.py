@@ -193,7 +193,8 @@ def test_bad_file(tmp_path: Path, text: str, pattern: str) -> None:
 )
 def test_user_error(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     (tmp_path / "job.yaml").write_text(GOOD)
-    result = elastic_train(*arguments, cwd=tmp_path)
+    # An address, lest it looks for the cluster of another test.
+    result = elastic_train(*arguments, cwd=tmp_path, RAY_ADDRESS="127.0.0.1:9")
     assert result.returncode == 2
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
