@@ -134,7 +134,7 @@ class LocalJob:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        sweep(Path(self.job.snapshot.directory))
+        sweep(Path(self.job.snapshot.directory), ended=f"{self.job.name}-{self.run_id}")
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Lines of steps.jsonl, ledger.jsonl or journal.jsonl."""

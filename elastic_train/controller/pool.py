@@ -1,8 +1,9 @@
 """The snapshot pool of a node: a folder in shared memory that all hosts of one job on that node use together.
 
 It outlives trainers and single hosts. Each host leaves a marker with its pid; the last one out removes the folder, and
-whoever comes later on the machine removes folders of which every owner is dead. All of this happens under a lock, so
-that nobody enters a folder that another host is about to remove.
+whoever comes later on the machine removes folders of which every owner has been dead for a while: killed hosts are
+replaced within that time, and the new ones need what is in there. All of this happens under a lock, so that nobody enters
+a folder that another host is about to remove.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,10 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 PREFIX = "elastic_train-"
+PATIENCE_SECONDS = 180.0
+"""A folder stays for so long after all of its owners were first found dead."""
+_DEAD = "found-dead"
+"""Marker in such a folder; its time of modification tells since when."""
 
 
 def _marker(pid: int) -> str:
@@ -72,9 +78,10 @@ class Pool:
         Folders of this run are left alone: where hosts have died their snapshots may be the last ones.
         """
         with _locked(self._root):
-            _sweep(self._root, keep=self._run)
+            _sweep(self._root, PATIENCE_SECONDS, keep=self._run)
             self.path.mkdir(mode=0o700, exist_ok=True)
             (self.path / self._own).touch()
+            (self.path / _DEAD).unlink(missing_ok=True)
 
     def leave(self) -> None:
         """Remove our marker, and the folder with it when nobody living uses it any more."""
@@ -88,19 +95,34 @@ def _owners_alive(folder: Path) -> bool:
     return any(_alive(marker.name) for marker in folder.glob("owner-*"))
 
 
-def sweep(root: Path) -> list[Path]:
-    """Remove the pools under ``root`` (there may be no such folder) whose every owner is dead; returns them."""
+def sweep(root: Path, ended: str = "", patience: float = PATIENCE_SECONDS) -> list[Path]:
+    """Remove the pools under ``root`` (there may be no such folder) that nobody needs; returns them.
+
+    Those of the run ``ended`` ("job-run_id") at once unless an owner lives, all others once their owners have been dead
+    for ``patience`` seconds.
+    """
     if not root.is_dir():
         return []
     with _locked(root):
-        return _sweep(root)
+        over = _sweep(root, 0.0, only=f"{PREFIX}{ended}-") if ended else []
+        return over + _sweep(root, patience)
 
 
-def _sweep(root: Path, keep: str | None = None) -> list[Path]:
-    """``keep``: how the names of the folders begin that are not to be touched."""
-    folders = [folder for folder in root.glob(f"{PREFIX}*/") if keep is None or not folder.name.startswith(keep)]
-    dead = [folder for folder in folders if not _owners_alive(folder)]
+def _sweep(root: Path, patience: float, keep: str | None = None, only: str = PREFIX) -> list[Path]:
+    """``keep``: how the names of the folders begin that are not to be touched; ``only``: of those that are."""
+    folders = [folder for folder in root.glob(f"{only}*/") if keep is None or not folder.name.startswith(keep)]
+    dead = [folder for folder in folders if not _owners_alive(folder) and _seconds_dead(folder) >= patience]
     for folder in dead:
         logger.info("removing %s, whose owners are dead", folder)
         shutil.rmtree(folder, ignore_errors=True)
     return dead
+
+
+def _seconds_dead(folder: Path) -> float:
+    """Since the owners were first found dead, which may be now."""
+    marker = folder / _DEAD
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return time.time() - marker.stat().st_mtime
+    return 0.0

@@ -311,7 +311,7 @@ class _Run:
             logger.warning("the coordinator was gone before it could close the job")
         ray.kill(self._coordinator)
         shutil.rmtree(self._ray_train_folder, ignore_errors=True)
-        sweep(Path(self._job.snapshot.directory))
+        sweep(Path(self._job.snapshot.directory), ended=f"{self._job.name}-{self._run_id}")
 
 
 def _ended(status: Status) -> bool:

@@ -49,7 +49,8 @@ def test_each_node_has_its_own_pool_that_only_its_user_can_read(tmp_path: Path) 
         assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}job-run-node-b"]
 
 
-def test_the_pool_of_a_killed_host_is_swept_by_the_next_run(tmp_path: Path) -> None:
+def test_the_pool_of_killed_hosts_is_swept_by_another_run_after_a_while(tmp_path: Path) -> None:
+    """Not at once: a job whose hosts were all killed needs it when they are replaced, some seconds later."""
     with program(HOST, str(tmp_path), "node-a") as killed:
         pool = started(killed)
         (pool / "image").write_bytes(b"x" * 10_000)
@@ -59,7 +60,26 @@ def test_the_pool_of_a_killed_host_is_swept_by_the_next_run(tmp_path: Path) -> N
         assert {pool, started(other)} == set(tmp_path.iterdir())  # the same run may still need its snapshots
         order(other, "leave")
     with program(HOST, str(tmp_path), "node-b", "next-run") as comer:
+        assert {pool, started(comer)} == set(tmp_path.iterdir())
+        order(comer, "leave")
+    for marker in pool.glob("found-dead"):
+        os.utime(marker, (0, 0))
+    with program(HOST, str(tmp_path), "node-b", "next-run") as comer:
         assert [started(comer)] == list(tmp_path.iterdir())
+
+
+def test_a_host_that_comes_in_time_keeps_the_pool_for_good(tmp_path: Path) -> None:
+    with program(HOST, str(tmp_path), "node-a") as killed:
+        pool = started(killed)
+        killed.kill()
+    assert sweep(tmp_path) == []
+    with program(HOST, str(tmp_path), "node-a") as comer:
+        assert started(comer) == pool
+        comer.kill()
+    assert not (pool / "found-dead").exists()
+    assert sweep(tmp_path, patience=60) == []  # counted anew
+    assert sweep(tmp_path, ended="job-other") == []
+    assert sweep(tmp_path, ended="job-run") == [pool]
 
 
 def test_a_host_that_has_ended_counts_as_dead_before_its_parent_notices(tmp_path: Path) -> None:
@@ -68,7 +88,7 @@ def test_a_host_that_has_ended_counts_as_dead_before_its_parent_notices(tmp_path
         pool = started(killed)
         os.kill(killed.pid, 9)
         os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is a zombie
-        assert sweep(tmp_path) == [pool]
+        assert sweep(tmp_path, patience=0) == [pool]
 
 
 def test_a_living_hosts_pool_is_never_swept(tmp_path: Path) -> None:
@@ -77,7 +97,7 @@ def test_a_living_hosts_pool_is_never_swept(tmp_path: Path) -> None:
         started(killed)
         killed.kill()
         os.utime(pool, (0, 0))
-        assert sweep(tmp_path) == []
+        assert sweep(tmp_path, patience=0) == []
         with program(HOST, str(tmp_path), "node-b") as comer:
             started(comer)
         assert pool.exists()
@@ -102,9 +122,9 @@ def test_a_reused_pid_counts_as_dead(tmp_path: Path) -> None:
     (marker,) = pool.path.glob("owner-*")
     _, pid, began = marker.name.split("-")
     assert int(pid) == os.getpid()
-    assert sweep(tmp_path) == []
+    assert sweep(tmp_path, patience=0) == []
     marker.rename(marker.with_name(f"owner-{pid}-{int(began) - 1}"))
-    assert sweep(tmp_path) == [pool.path]
+    assert sweep(tmp_path, patience=0) == [pool.path]
 
 
 def test_a_marker_does_not_depend_on_the_clock(tmp_path: Path) -> None:
@@ -122,12 +142,12 @@ def test_a_strange_marker_is_no_living_owner(tmp_path: Path, marker: str) -> Non
     folder = tmp_path / f"{PREFIX}strange"
     folder.mkdir()
     (folder / marker).touch()
-    assert sweep(tmp_path) == [folder]
+    assert sweep(tmp_path, patience=0) == [folder]
 
 
 def test_a_folder_that_its_host_did_not_live_to_mark_is_swept(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}unmarked").mkdir()
-    assert sweep(tmp_path) == [tmp_path / f"{PREFIX}unmarked"]
+    assert sweep(tmp_path, patience=0) == [tmp_path / f"{PREFIX}unmarked"]
     assert sweep(tmp_path / "no such folder") == []
 
 
@@ -136,7 +156,7 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     os.utime(tmp_path / "other-thing", (0, 0))
     (tmp_path / f"{PREFIX}a-file").touch()
     os.utime(tmp_path / f"{PREFIX}a-file", (0, 0))
-    sweep(tmp_path)
+    sweep(tmp_path, patience=0)
     assert (tmp_path / "other-thing").exists()
 
 
@@ -163,6 +183,6 @@ def test_hosts_that_come_and_go_at_once_never_lose_their_pool(tmp_path: Path) ->
         for host in (left, right):
             host.tell()
         while left.process.poll() is None and right.process.poll() is None:
-            assert sweep(tmp_path) == []
+            assert sweep(tmp_path, patience=0) == []
         assert [left.hear(), right.hear()] == ["fine", "fine"]
     assert not list(tmp_path.iterdir())
