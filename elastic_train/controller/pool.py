@@ -1,9 +1,9 @@
 """The snapshot pool of a node: a folder in shared memory that all hosts of one job on that node use together.
 
-It outlives trainers and single hosts. Each host leaves a marker with its pid; the last one out removes the folder, and
-whoever comes later on the machine removes folders of which every owner has been dead for a while: killed hosts are
-replaced within that time, and the new ones need what is in there. All of this happens under a lock, so that nobody enters
-a folder that another host is about to remove.
+It outlives trainers and single hosts. Each host leaves a marker with its pid; the last one out removes the folder,
+and whoever comes later on the machine removes folders of which every owner has been dead for a while: killed hosts
+are replaced within that time, and the new ones need what is in there. All of this happens under a lock, so that
+nobody enters a folder that another host is about to remove.
 """
 
 from __future__ import annotations
