@@ -22,7 +22,15 @@ from elastic_train.checkpoint.description import Description
 from elastic_train.checkpoint.errors import CheckpointError, ImageError, NoRoom, SourceError
 from elastic_train.checkpoint.gather import gathered, ranges
 from elastic_train.checkpoint.image import Image, parse_image_name, remove_older
-from elastic_train.checkpoint.wire import HELLO_LIMIT, integer, receive_frame, receive_into, send_frame, text
+from elastic_train.checkpoint.wire import (
+    HELLO_LIMIT,
+    integer,
+    receive_frame,
+    receive_into,
+    send_bytes,
+    send_frame,
+    text,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +187,7 @@ class ByteServer:
         # The checksum is of this step for sure; bytes that change while they are sent will not fit it.
         image.require(step)
         send_frame(sock, {"ok": True, "nbytes": data.nbytes, "xxh3": digest})
-        sock.sendall(data.data)
+        send_bytes(sock, data.data)
 
     def _put(self, sock: socket.socket, request: dict[str, Any]) -> None:
         name = text(request, "image")

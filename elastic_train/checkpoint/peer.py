@@ -17,7 +17,7 @@ import xxhash
 from elastic_train.checkpoint.errors import NoRoom, SourceError
 from elastic_train.checkpoint.image import Image
 from elastic_train.checkpoint.spans import Runs
-from elastic_train.checkpoint.wire import receive_frame, receive_into, send_frame
+from elastic_train.checkpoint.wire import receive_frame, receive_into, send_bytes, send_frame
 
 Address = tuple[str, int]
 """(host, port) of a byte server."""
@@ -80,7 +80,7 @@ class Peer:
         def attempt(sock: socket.socket) -> None:
             self._ask(sock, request | {"description": description})
             # Only now, when the peer has agreed: else its refusal could be lost in the flood of bytes.
-            sock.sendall(image.data.data)
+            send_bytes(sock, image.data.data)
             self._answer(sock)
 
         self._run(attempt)

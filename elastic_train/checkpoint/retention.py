@@ -17,7 +17,7 @@ from elastic_train.checkpoint.catalog import Catalog, read_catalog
 from elastic_train.checkpoint.claims import Claim, require_newest
 from elastic_train.checkpoint.errors import CheckpointError, Fenced
 from elastic_train.checkpoint.manifest import FOLDER, CheckpointId, Manifest, attempt_of, claim_of, read_manifest
-from elastic_train.checkpoint.pins import pinned
+from elastic_train.checkpoint.pins import pin_reason, pinned
 from elastic_train.checkpoint.verify import wrong_sizes
 from elastic_train.config.operation import CheckpointConfig
 from elastic_train.storage.errors import NotFound
@@ -85,12 +85,16 @@ def plan_retention(store: Store, config: CheckpointConfig, claim: Claim | None) 
 def apply_retention(store: Store, plan: RetentionPlan, claim: Claim) -> Removed:
     """Removes what ``plan`` says, as the holder of ``claim``, which is looked at before each batch.
 
+    A checkpoint that was pinned meanwhile stays.
+
     Raises Fenced when a later claim was taken: what is left stays for its holder.
     """
     removed = Removed(nbytes=plan.nbytes)
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="retention") as pool:
         for checkpoint in plan.delete:
             require_newest(store, claim)
+            if pin_reason(store, checkpoint) is not None:  # pinned since the plan was made
+                continue
             store.delete(checkpoint.path)
             removed.steps.append(checkpoint.step)
             removed.objects += _all(pool.map(store.delete, plan.objects[checkpoint]))

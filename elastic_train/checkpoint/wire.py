@@ -16,6 +16,8 @@ HELLO_LIMIT = 4096
 """Bytes of the first frame, which arrives before the peer has shown its token."""
 FRAME_LIMIT = 64 * 2**20
 """Bytes of any later frame; the description of a rank of a 400 B-parameter job has about 1 MB."""
+PIECE_BYTES = 2**20
+"""Python's ``sendall`` takes a time-out as the limit of the whole call, so large data are sent in pieces."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -49,6 +51,12 @@ def receive_frame(sock: socket.socket, limit: int = FRAME_LIMIT) -> dict[str, An
     if not isinstance(message, dict):
         raise SourceError("a frame is not a JSON object")
     return message
+
+
+def send_bytes(sock: socket.socket, data: memoryview) -> None:
+    """Sends all of ``data``. A time-out of the socket holds for each piece of it, not for the whole."""
+    for begin in range(0, len(data), PIECE_BYTES):
+        sock.sendall(data[begin : begin + PIECE_BYTES])
 
 
 def receive_into(sock: socket.socket, target: memoryview) -> None:

@@ -185,7 +185,8 @@ class Checkpointer:
                     self.claim = new
             self._require_wanted(save)
         save.manifest, save.seconds, self.committed = committed.manifest, save.seconds_so_far, committed.manifest.id
-        self.committed_generation = committed.manifest.generation
+        # One that was there already has the same bits only when it is this save's own, committed by a lost answer.
+        self.committed_generation = save.generation if committed.manifest.objects == manifest.objects else None
         save.tidied = await loop.run_in_executor(None, tidy, store, claim, self._job.checkpoint)
 
     def _require_wanted(self, save: Save) -> None:

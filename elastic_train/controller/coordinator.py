@@ -44,6 +44,8 @@ _SETTLE_SECONDS = 0.03
 _ALONE = ("trainer_killed", "hang", "start", "growth")
 """What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
+_LAST_SAVE_PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between attempts at the last checkpoint, each of which has storage's own budget of retries."""
 _HELLO_SECONDS = 10.0
 """A connection that has not shown the token by then is closed."""
 
@@ -149,6 +151,7 @@ class Coordinator:
         if not resumes:
             begin_from_source(self.job, data, self._folder.store)
         dropped = self._folder.roll_back(self.finished_step)
+        self._folder.steps.flush()
         if dropped or resumes:
             self._record("resumed", step=self.finished_step, steps_to_repeat=dropped)
         self._record("job_started", step=self.finished_step, steps=self.job.training.steps)
@@ -168,18 +171,35 @@ class Coordinator:
         self._spawn(self._finish_later(state, reason))
 
     async def _finish_later(self, state: State, reason: str) -> None:
-        snapshots = self._inventory.newest_complete(self._nodes())
         try:
-            layout = self._layouts.get(snapshots.generation) if snapshots else None
-            await self._saving.finish(snapshots, layout, self.last_line)
+            failure = await self._save_last()
         except Fenced as error:
             self._folder.abandon()
             state, reason = State.FAILED, _superseded(error)
-        except Exception as error:
-            self._record("checkpoint_failed", detail=f"{type(error).__name__}: {error}")
-            if state == State.FINISHED:
-                state, reason = State.FAILED, f"the final checkpoint failed: {error}"
+        else:
+            if failure is not None and state == State.FINISHED:
+                state, reason = State.FAILED, f"the final checkpoint failed: {failure}"
         self._end(state, reason)
+
+    async def _save_last(self) -> Exception | None:
+        """What nobody computes any more is only in memory: tried again, from the copies that are left.
+
+        Returns why it could not be saved. Raises Fenced.
+        """
+        for pause in (*_LAST_SAVE_PAUSES, None):
+            snapshots = self._inventory.newest_complete(self._nodes())
+            layout = self._layouts.get(snapshots.generation) if snapshots else None
+            try:
+                await self._saving.finish(snapshots, layout, self.last_line)
+                return None
+            except Fenced:
+                raise
+            except Exception as error:
+                self._record("checkpoint_failed", step=self.finished_step, detail=f"{type(error).__name__}: {error}")
+                failure = error
+            if pause is not None:
+                await asyncio.sleep(pause)
+        return failure
 
     def _end(self, state: State, reason: str) -> None:
         self.state, self.message = state, reason
@@ -543,12 +563,17 @@ class Coordinator:
 
     def _form(self, cause: Trouble) -> None:
         """Assign the next generation to the hosts that are there, or wait for more of them."""
+        if self.state.ended or self.state == State.FINISHING:
+            return  # meanwhile
         self._cancel_plan()
         self._growth_due, self._resume_at = False, 0.0
         choice = self._choice(self._live())
         saved = self._checkpointer.committed, self._checkpointer.committed_generation
         restore = plan_restore(self._inventory, self._nodes(), *saved)
         self._catch_up(restore.step)
+        if self.finished_step >= self.job.training.steps and restore.step >= self.finished_step:
+            self._finish(State.FINISHED, f"all {self.finished_step} steps are done")
+            return
         if choice is None:
             self._wait(cause)  # not yet rolled back: the hosts to come may find snapshots of this step on their nodes
             return
@@ -589,7 +614,10 @@ class Coordinator:
         """Make the log agree with the step that is restored."""
         if step < self.finished_step:
             self._record("rolled_back", from_step=self.finished_step, to_step=step)
-            self._folder.roll_back(step)
+            try:
+                self._folder.roll_back(step)
+            except StorageError as error:  # the log then has these steps twice; the job's state is as it should be
+                self._record("log_not_rolled_back", detail=str(error))
             self._saving.go_back(step)
             self.finished_step = step
 

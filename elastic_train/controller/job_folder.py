@@ -122,16 +122,12 @@ class JobFolder:
         lines = read_json_lines(self.store, "journal.jsonl")
         return next((line["mlflow_run_id"] for line in reversed(lines) if "mlflow_run_id" in line), None)
 
-    def last_step(self) -> int:
-        """The newest step in ``steps.jsonl``, 0 when there is none."""
-        return max((line["step"] for line in read_json_lines(self.store, "steps.jsonl")), default=0)
-
     def roll_back(self, step: int) -> int:
-        """Drop the lines of steps after ``step``; returns how many. They will be computed again, to the same values."""
-        dropped = self.last_step() - step
-        if dropped > 0:
-            self.steps.rewrite(lambda line: bool(line["step"] <= step))
-        return max(dropped, 0)
+        """Drop the lines of steps after ``step``; returns how many. They will be computed again, to the same values.
+
+        Does not wait for object storage. Raises StorageError when a file cannot be written.
+        """
+        return self.steps.rewrite(lambda line: bool(line["step"] <= step))
 
     def decide(self, **decision: Any) -> None:
         """Journal a decision before it takes effect."""

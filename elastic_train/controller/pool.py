@@ -110,7 +110,11 @@ def sweep(root: Path, ended: str = "", patience: float = PATIENCE_SECONDS) -> li
 
 def _sweep(root: Path, patience: float, keep: str | None = None, only: str = PREFIX) -> list[Path]:
     """``keep``: how the names of the folders begin that are not to be touched; ``only``: of those that are."""
-    folders = [folder for folder in root.glob(f"{only}*/") if keep is None or not folder.name.startswith(keep)]
+    folders = [
+        folder
+        for folder in root.glob(f"{only}*/")
+        if folder.stat().st_uid == os.getuid() and (keep is None or not folder.name.startswith(keep))
+    ]
     dead = [folder for folder in folders if not _owners_alive(folder) and _seconds_dead(folder) >= patience]
     for folder in dead:
         logger.info("removing %s, whose owners are dead", folder)

@@ -62,13 +62,14 @@ class JsonLines:
         self.uri = join(store.uri, path)
         self._store, self._path, self._interval = store, path, interval_seconds
         self._changed = threading.Condition()
-        self._pending: list[bytes] = []
+        self._pending: list[bytes] = []  # a file: lines that could not be appended
         self._error: StorageError | None = None
         self._closed = self._abandoned = False
         self._local = store.local_path(path) is not None
-        self._kept: list[bytes] = []  # S3: what the object holds, line by line
+        self._lines: list[bytes] = []  # S3: what the object shall hold
+        self._changes = self._stored = 0  # S3: changes of the lines so far, and how many of them the object has
         self._thread: threading.Thread | None = None
-        self._urgent = self._putting = self._rewritten = False
+        self._urgent = False
         self._puts = self._failed_put = 0  # number of the newest put, and of the newest that failed
         self._open()
 
@@ -82,7 +83,7 @@ class JsonLines:
         if b"".join(lines) != data:
             self._store.write(self._path, lines)
         if not self._local:
-            self._kept = lines
+            self._lines = lines
 
     @property
     def error(self) -> StorageError | None:
@@ -97,11 +98,12 @@ class JsonLines:
                 return
             if self._closed:
                 raise ValueError(f"{self.uri}: the log is closed")
-            self._pending.append(data)
             if self._local:
+                self._pending.append(data)
                 self._write_local()
             else:
-                self._start_thread()
+                self._lines.append(data)
+                self._changed_remotely()
 
     def flush(self, timeout: float = 60.0) -> None:
         """Returns when every line is in storage; :class:`StorageError` when one is not within ``timeout`` seconds."""
@@ -112,7 +114,8 @@ class JsonLines:
                 self._flush_remote(timeout)
             if self._dirty():
                 cause = self._error.cause if self._error else f"not written within {timeout:g} seconds"
-                raise StorageError(self.uri, f"{len(self._pending)} new lines are not in storage yet: {cause}")
+                missing = len(self._pending) if self._local else self._changes - self._stored
+                raise StorageError(self.uri, f"{missing} new lines are not in storage yet: {cause}")
 
     def close(self, timeout: float = 60.0) -> None:
         """:meth:`flush`, then no more lines are taken. Raises like it; lines left over are lost then."""
@@ -128,27 +131,32 @@ class JsonLines:
         with self._changed:
             self._abandoned = self._closed = True
             self._pending.clear()
-            self._rewritten = self._urgent = False
+            self._stored, self._urgent = self._changes, False
             self._changed.notify_all()
 
-    def rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Drops the lines for which ``keep`` is false, in storage too. Raises :class:`StorageError`."""
-        self.flush()
+    def rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        """Drops the lines for which ``keep`` is false, also those that are not in storage yet; returns how many.
+
+        In S3 that is brought there like new lines are: without waiting for it. Raises :class:`StorageError` when a file
+        cannot be written.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._putting)  # a put under way would bring the dropped lines back
-            lines = _whole_lines(self._read()) if self._local else self._kept
+            if self._local:
+                self._write_local()
+            lines = _whole_lines(self._read()) + self._pending if self._local else self._lines
             kept = [
                 line
                 for number, line in enumerate(lines, start=1)
                 if keep(_parse(self._store, self._path, number, line))
             ]
-            if len(kept) == len(lines):
-                return
-            if self._local:
+            dropped = len(lines) - len(kept)
+            if dropped and self._local:
                 self._store.write(self._path, kept)
-                return
-            self._kept, self._rewritten = kept, True
-        self.flush()
+                self._pending.clear()
+            elif dropped:
+                self._lines = kept
+                self._changed_remotely()
+            return dropped
 
     def _read(self) -> bytes:
         try:
@@ -157,7 +165,11 @@ class JsonLines:
             return b""
 
     def _dirty(self) -> bool:
-        return bool(self._pending) or self._rewritten
+        return bool(self._pending) or self._changes > self._stored
+
+    def _changed_remotely(self) -> None:
+        self._changes += 1
+        self._start_thread()
 
     def _write_local(self) -> None:
         if not self._pending:
@@ -193,27 +205,24 @@ class JsonLines:
                 self._changed.wait_for(lambda: self._urgent or self._closed, max(0.0, not_before - time.monotonic()))
                 if self._closed and not self._urgent:
                     return
-                self._urgent, self._putting = False, True
+                self._urgent = False
                 self._puts += 1
-                taken = len(self._pending)
-                lines = self._kept + self._pending
+                changes, lines = self._changes, b"".join(self._lines)
             started = time.monotonic()
             error = self._put(lines)
             took = time.monotonic() - started
             not_before = time.monotonic() + max(self._interval, took / UPLOAD_SHARE)
             with self._changed:
-                self._error, self._putting = error, False
+                self._error = error
                 if error is not None:
                     self._failed_put = self._puts
                 else:
-                    self._kept = lines
-                    del self._pending[:taken]
-                    self._rewritten = False
+                    self._stored = max(self._stored, changes)
                 self._changed.notify_all()
 
-    def _put(self, lines: list[bytes]) -> StorageError | None:
+    def _put(self, lines: bytes) -> StorageError | None:
         try:
-            self._store.write(self._path, [b"".join(lines)])
+            self._store.write(self._path, [lines])
         except StorageError as error:
             return error
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elastic_train.controller.coordinator import Coordinator
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob, alive
 
@@ -44,6 +45,32 @@ def test_killed_trainer_costs_no_finished_step(corpus: Path, reference: Lines, t
         assert "SIGKILL" in last["detail"]
         assert set(last["restored_bytes"]) == {"image"}
         assert_nothing_left(run, [*trainers, *(h["pid"] for h in before["hosts"])])
+
+
+def test_trainer_killed_when_only_the_news_of_the_last_step_is_missing(
+    corpus: Path, reference: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left to compute, so no generation is formed for it: the job ends with what is in memory."""
+    tell = Coordinator._finish_if_whole
+
+    def deaf_at_the_end(self: Coordinator, number: int, step: int) -> None:
+        if step < self.job.training.steps:
+            tell(self, number, step)
+
+    monkeypatch.setattr(Coordinator, "_finish_if_whole", deaf_at_the_end)
+    with LocalJob(make_job(corpus, tmp_path, "end", "parallel.pp=1")) as run:
+        run.start_hosts("ab")
+
+        def all_there(status: dict[str, Any]) -> bool:
+            there = run.coordinator._inventory.newest_complete({"a", "b"})
+            return there is not None and there.step == 30
+
+        run.wait(all_there)
+        os.kill(run.trainer_pids()[0], signal.SIGKILL)
+        assert run.finish()["state"] == "finished"
+    assert_same_curve(run.lines("steps"), reference)
+    assert [line["event"] for line in run.lines("ledger")][-2:] == ["checkpoint_committed", "job_finished"]
+    assert len(formed(run)) == 1
 
 
 def test_killed_host_is_left_out(corpus: Path, reference: Lines, tmp_path: Path) -> None:  # OP-09

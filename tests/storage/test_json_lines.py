@@ -64,7 +64,8 @@ def test_rewrite_drops_lines_and_the_log_goes_on(store: Store) -> None:
     log = JsonLines(store, "steps.jsonl")
     for step in range(1, 11):
         log.append({"step": step})
-    log.rewrite(lambda line: line["step"] <= 4)
+    assert log.rewrite(lambda line: line["step"] <= 4) == 6  # also what has not been put into storage yet
+    log.flush()
     assert read_json_lines(store, "steps.jsonl") == [{"step": step} for step in range(1, 5)]
     log.append({"step": 5})
     log.close()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from elastic_train.cli.guard import UserError
 from elastic_train.cli.options import CheckpointRef, Endpoint, Region, StorageUri
 from elastic_train.cli.selection import select
 
@@ -19,9 +20,13 @@ def pin(
 ) -> None:
     """Pin a checkpoint: retention never removes it. Pinning again replaces the reason."""
     from elastic_train.checkpoint.pins import pin as pin_it
+    from elastic_train.checkpoint.pins import unpin as unpin_it
 
     chosen = select(checkpoint, storage, endpoint_url, region)
     pin_it(chosen.store, chosen.id, reason)
+    if not chosen.store.exists(chosen.id.path):
+        unpin_it(chosen.store, chosen.id)
+        raise UserError(f"step {chosen.id.step} of {chosen.name} was removed by its job at this moment")
     typer.echo(f"step {chosen.id.step} of {chosen.name} is pinned: {reason}")
 
 
