@@ -40,8 +40,8 @@ _MAX_STEP = 2**62
 class ByteServer:
     """Serves one host's directory of images, one thread per connection.
 
-    The directory must be this host's alone: if two hosts of one node shared one, a
-    copy would overwrite its original.
+    The hosts of a node share the directory. Images are named by generation and rank, and copies go to other nodes, so
+    that no copy can overwrite its original.
     """
 
     def __init__(
