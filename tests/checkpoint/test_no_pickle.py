@@ -59,7 +59,9 @@ def unsafe(source: str) -> list[str]:
         if isinstance(node, ast.Attribute):
             head, _, rest = dotted(node).partition(".")
             name = f"{full.get(head) or head}.{rest}"
-            if name in UNSAFE_CALLS or name.endswith(OBJECT_COLLECTIVES) or rest in UNSAFE_MODULES:
+            if name in UNSAFE_CALLS or rest in UNSAFE_MODULES:
+                bad.append(name)
+            elif name.startswith("torch.") and name.endswith(OBJECT_COLLECTIVES):
                 bad.append(name)
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             safe = isinstance(node.value, ast.Constant) and node.value.value is False
