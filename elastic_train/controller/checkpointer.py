@@ -175,6 +175,7 @@ class Checkpointer:
 
     async def _commit(self, save: Save, manifest: Manifest, claim: Claim) -> None:
         loop, store = asyncio.get_running_loop(), self._folder.store
+        before = Counter(store.retries)
         # First the lines of the steps that it stands for: a job that goes on from it could not write them again.
         await loop.run_in_executor(None, self._folder.flush_history)
         committed = await loop.run_in_executor(None, commit, store, manifest, claim)
@@ -188,6 +189,7 @@ class Checkpointer:
         # One that was there already has the same bits only when it is this save's own, committed by a lost answer.
         self.committed_generation = save.generation if committed.manifest.objects == manifest.objects else None
         save.tidied = await loop.run_in_executor(None, tidy, store, claim, self._job.checkpoint)
+        save.retries += Counter(store.retries) - before  # hosts have told of their own
 
     def _require_wanted(self, save: Save) -> None:
         if save.gone_back_to is not None:

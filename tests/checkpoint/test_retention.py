@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.checkpoint.catalog import commit, list_checkpoints
+from elastic_train.checkpoint.catalog import commit, list_checkpoints, load_manifest
 from elastic_train.checkpoint.claims import FRESH, Claim, announce, go_on_from, newest_claim, take_claim
 from elastic_train.checkpoint.errors import Fenced
 from elastic_train.checkpoint.manifest import CheckpointId, Manifest, object_path
 from elastic_train.checkpoint.pins import pin
 from elastic_train.checkpoint.retention import Removed, apply_retention, plan_retention, set_aside
 from elastic_train.checkpoint.tidy import tidy
-from elastic_train.checkpoint.verify import choose_checkpoint
+from elastic_train.checkpoint.verify import choose_checkpoint, verify_checkpoint
 from elastic_train.config.operation import CheckpointConfig
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.local import LocalStore
@@ -138,6 +138,20 @@ def test_when_all_are_damaged_nothing_is_removed(store: Store, tmp_path: Path) -
     assert set(map(tuple, plan.keep.values())) == {("damaged",)}
     apply(store, config())
     assert attempts(store) == {"step-00000010-g1", "step-00000020-g1"}
+
+
+def test_a_checkpoint_that_was_pinned_after_the_plan_was_made_stays_whole(store: Store, tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        committed(store, tmp_path, step)
+    claim = newest_claim(store)
+    assert claim is not None
+    plan = plan_retention(store, config(), claim)
+    assert [checkpoint.step for checkpoint in plan.delete] == [10, 20]
+    pin(store, plan.delete[1], "at the last moment")
+    assert apply_retention(store, plan, claim).steps == [10]
+    assert list_checkpoints(store) == [20, 30]
+    assert verify_checkpoint(store, load_manifest(store, 20)) == []
+    assert attempts(store) == {"step-00000020-g1", "step-00000030-g1"}
 
 
 # -- garbage ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest, re
 from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.checkpoint.interval import Measured, interval_steps
 from elastic_train.checkpoint.restore_checkpoint import restore_from_checkpoint
+from elastic_train.checkpoint.verify import verify_checkpoint
 from elastic_train.controller import saving
 from elastic_train.controller.job_folder import job_store
 from elastic_train.storage.errors import StorageError
@@ -130,6 +131,45 @@ def test_ck_11_a_commit_that_is_refused_is_made_soon_again(
     steps = list_checkpoints(job_store(job))
     assert 10 < steps[0] < 20  # not an interval later
     assert steps[-2:] == [20, 30]
+
+
+def test_ck_11_all_die_before_it_is_made_again_and_the_next_submission_commits_it(
+    corpus: Path, reference: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CK-11 with a restart: from step 20 on no manifest can be created; it is gone on from 10, the newest there is."""
+    create, refused = LocalStore.create, []
+
+    def full(store: LocalStore, path: str, data: bytes) -> None:
+        if "/step-" in path and "/step-00000010-" not in path:
+            refused.append(path)
+            raise StorageError(path, "quota exceeded")
+        create(store, path, data)
+
+    options = ("hosts.max=2", "parallel.pp=1", "checkpoint.keep_last=9")
+    job = make_job(corpus, tmp_path, "ck-11-restart", *options)
+    with monkeypatch.context() as patch, LocalJob(job) as first:
+        patch.setattr(LocalStore, "create", full)
+        first.start_hosts("ab")
+        first.wait(lambda _: bool(first.told("checkpoint_failed")))
+        for name in first.hosts:
+            first.kill_host(name)
+    (failed, *_) = first.told("checkpoint_failed")
+    assert (failed["step"], "quota exceeded" in failed["detail"]) == (20, True)
+    assert "/step-00000020-" in refused[0]
+    store = job_store(job)
+    assert list_checkpoints(store) == [10]
+    with LocalJob(job, "run1") as second:
+        second.start_hosts("cd")
+        assert second.finish()["state"] == "finished"
+        assert_same_curve(second.lines("steps"), reference)
+    (resumed,) = second.told("resumed")
+    assert resumed["step"] == 10
+    formed = second.told("generation_formed")[0]
+    assert (formed["step"], set(formed["restored_bytes"])) == (10, {"object"})
+    assert second.told("checkpoint_failed") == []
+    steps = list_checkpoints(store)
+    assert {10, 20, 30} <= set(steps)
+    assert verify_checkpoint(store, load_manifest(store, 20)) == []
 
 
 def test_ck_03_killed_when_the_first_object_of_step_20_appears(corpus: Path, reference: Lines, tmp_path: Path) -> None:

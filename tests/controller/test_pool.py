@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,37 @@ def test_hosts_that_come_and_go_at_once_never_lose_their_pool(tmp_path: Path) ->
             assert sweep(tmp_path, patience=0) == []
         assert [left.hear(), right.hear()] == ["fine", "fine"]
     assert not list(tmp_path.iterdir())
+
+
+AS_ANOTHER_USER = """
+import os, sys
+from elastic_train.controller.pool import Pool, sweep
+from pathlib import Path
+pool = Pool(sys.argv[1], "job", "run", "node-a")
+os.setgid(65534)
+os.setuid(65534)
+pool.enter()
+print(pool.path, flush=True)
+print(sweep(Path(sys.argv[1]), patience=0), flush=True)
+sys.stdin.readline()
+pool.leave()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be two users")
+def test_the_folders_of_other_users_are_left_alone_and_stop_nobody() -> None:
+    """In the memory file system that all users of a machine share, whose folders only they can read."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        root = Path(shared)
+        root.chmod(0o1777)
+        foreign = root / f"{PREFIX}other-run0-node"
+        foreign.mkdir(mode=0o700)
+        os.chown(foreign, 65533, 65533)
+        with program(AS_ANOTHER_USER, shared) as host:
+            pool = started(host)
+            assert pool.stat().st_uid == 65534
+            assert host.hear() == "[]"
+            host.tell()
+            assert host.hear() == "done"
+        assert list(root.iterdir()) == [foreign]
