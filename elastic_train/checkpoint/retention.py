@@ -44,6 +44,8 @@ class RetentionPlan:
     objects: dict[CheckpointId, list[str]] = field(default_factory=dict)
     garbage: list[Entry] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
+    sizes: dict[CheckpointId, int] = field(default_factory=dict)
+    """bytes that go with each of ``delete``"""
     nbytes: int = 0
     """of all objects that go; what unfinished writes hold is not known"""
 
@@ -77,8 +79,9 @@ def plan_retention(store: Store, config: CheckpointConfig, claim: Claim | None) 
     limit = now - config.grace_seconds
     in_progress = _in_progress(catalog, manifests)
     plan.unfinished = [write for write in unfinished if write.started <= limit and not in_progress(write.path)]
-    gone = {path for paths in plan.objects.values() for path in paths} | {entry.path for entry in plan.garbage}
-    plan.nbytes = sum(entry.size for entry in catalog.entries if entry.path in gone)
+    sizes = {entry.path: entry.size for entry in catalog.entries}
+    plan.sizes = {found: sum(sizes.get(path, 0) for path in paths) for found, paths in plan.objects.items()}
+    plan.nbytes = sum(plan.sizes.values()) + sum(entry.size for entry in plan.garbage)
     return plan
 
 
@@ -94,6 +97,7 @@ def apply_retention(store: Store, plan: RetentionPlan, claim: Claim) -> Removed:
         for checkpoint in plan.delete:
             require_newest(store, claim)
             if pin_reason(store, checkpoint) is not None:  # pinned since the plan was made
+                removed.nbytes -= plan.sizes[checkpoint]
                 continue
             store.delete(checkpoint.path)
             removed.steps.append(checkpoint.step)
