@@ -102,6 +102,7 @@ def test_damaged_objects_are_refused_by_name_and_the_job_falls_back(
         first.start_hosts("a")
         assert first.finish()["state"] == "finished"
     store = job_store(job)
+    store.delete(read_catalog(store).find(30).path)  # as if it had not come to its end
     whole, truncated, flipped = list_checkpoints(store)[-3:]
     objects = {step: next(iter(load_manifest(store, step).objects)) for step in (truncated, flipped)}
 
