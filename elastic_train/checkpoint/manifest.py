@@ -23,6 +23,8 @@ from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Store
 
 FOLDER = "checkpoints/"
+REFUSED = f"{FOLDER}refused/"
+"""Where manifests of checkpoints go that a run has found damaged."""
 _MANIFEST = re.compile(r"checkpoints/step-(\d+)-c(\d+)\.json")
 _ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)(?:-(?:c(\d+)-)?[0-9a-f]+)?/.+")
 
@@ -183,11 +185,16 @@ def merge(uploads: Iterable[UploadedObject]) -> tuple[dict[str, TensorRecord], d
     return tensors, objects
 
 
+def manifest_at(store: Store, path: str) -> Manifest:
+    """What ``path`` holds, wherever that is. Raises NotFound, and CheckpointError for what stays no manifest."""
+    return reread(lambda: Manifest.from_json(store.read(path)))
+
+
 def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:
     """Raises CheckpointError, naming the object, when it is not there or not to be read."""
     path = checkpoint.path
     try:
-        manifest = reread(lambda: Manifest.from_json(store.read(path)))
+        manifest = manifest_at(store, path)
     except NotFound as error:
         raise CheckpointError(f"{path} is missing in {store.uri}") from error
     except CheckpointError as error:

@@ -16,14 +16,22 @@ from typing import TypeVar
 from elastic_train.checkpoint.catalog import Catalog, read_catalog
 from elastic_train.checkpoint.claims import Claim, require_newest
 from elastic_train.checkpoint.errors import CheckpointError, Fenced
-from elastic_train.checkpoint.manifest import FOLDER, CheckpointId, Manifest, attempt_of, claim_of, read_manifest
+from elastic_train.checkpoint.manifest import (
+    FOLDER,
+    REFUSED,
+    CheckpointId,
+    Manifest,
+    attempt_of,
+    claim_of,
+    manifest_at,
+    read_manifest,
+)
 from elastic_train.checkpoint.pins import pin_reason, pinned
 from elastic_train.checkpoint.verify import wrong_sizes
 from elastic_train.config.operation import CheckpointConfig
 from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Entry, Store, Unfinished
 
-_REFUSED = f"{FOLDER}refused/"
 _BATCH = 100
 """Deletes between two looks at the claims."""
 _PARALLEL = 8
@@ -120,7 +128,7 @@ def set_aside(store: Store, checkpoint: CheckpointId, claim: Claim) -> str:
     people time for a look at it. Returns the new path. One that is there no more is no error. Raises Fenced.
     """
     require_newest(store, claim)
-    aside = checkpoint.path.replace(FOLDER, _REFUSED, 1)
+    aside = checkpoint.path.replace(FOLDER, REFUSED, 1)
     try:
         store.write(aside, [store.read(checkpoint.path)])
     except NotFound:
@@ -173,7 +181,7 @@ def _mark_garbage(plan: RetentionPlan, catalog: Catalog, manifests: dict[Checkpo
     unreadable = {checkpoint.step for checkpoint in plan.keep if checkpoint not in manifests}
     void = {checkpoint.path for checkpoint in catalog.fenced}
     for entry in catalog.entries:
-        if entry.path not in void and not entry.path.startswith(_REFUSED):
+        if entry.path not in void and not entry.path.startswith(REFUSED):
             continue
         if entry.modified <= limit:
             plan.garbage.append(entry)
@@ -193,11 +201,11 @@ def _mark_garbage(plan: RetentionPlan, catalog: Catalog, manifests: dict[Checkpo
 
 def _protect(store: Store, entry: Entry, named: set[str], unreadable: set[int]) -> None:
     """The objects of a manifest that does not count stay as long as it does; all of its step when it cannot be read."""
-    checkpoint = CheckpointId.of(entry.path.replace(_REFUSED, FOLDER, 1))
+    checkpoint = CheckpointId.of(entry.path.replace(REFUSED, FOLDER, 1))
     if checkpoint is None:
         return
     try:
-        named.update(Manifest.from_json(store.read(entry.path)).objects)
+        named.update(manifest_at(store, entry.path).objects)
     except (CheckpointError, NotFound):
         unreadable.add(checkpoint.step)
 

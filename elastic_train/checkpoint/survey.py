@@ -8,13 +8,12 @@ from enum import StrEnum
 
 from elastic_train.checkpoint.catalog import Catalog
 from elastic_train.checkpoint.errors import CheckpointError
-from elastic_train.checkpoint.manifest import FOLDER, CheckpointId, Manifest, attempt_of
+from elastic_train.checkpoint.manifest import FOLDER, REFUSED, CheckpointId, Manifest, attempt_of, manifest_at
 from elastic_train.checkpoint.pins import pin_reason, pinned
 from elastic_train.checkpoint.verify import wrong_sizes
 from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Entry
 
-_REFUSED = f"{FOLDER}refused/"
 _THREADS = 8
 
 
@@ -92,14 +91,14 @@ def _incomplete(step: int, generation: int, entries: list[Entry]) -> Found:
 
 def _place(path: str) -> CheckpointId | None:
     """Which checkpoint the manifest at ``path``, put aside or not, is of."""
-    return CheckpointId.of(path.replace(_REFUSED, FOLDER, 1))
+    return CheckpointId.of(path.replace(REFUSED, FOLDER, 1))
 
 
 def _read(catalog: Catalog, entry: Entry, checkpoint: CheckpointId) -> Manifest | str:
     """The manifest, or why there is none."""
     path = entry.path
     try:
-        manifest = Manifest.from_json(catalog.store.read(path))
+        manifest = manifest_at(catalog.store, path)
     except CheckpointError as error:
         return f"{path} is {error}"
     except NotFound:
@@ -111,7 +110,7 @@ def _read(catalog: Catalog, entry: Entry, checkpoint: CheckpointId) -> Manifest 
 
 def _status(catalog: Catalog, path: str, checkpoint: CheckpointId, content: Manifest | str) -> tuple[Status, str]:
     claim = catalog.claim
-    if path.startswith(_REFUSED):
+    if path.startswith(REFUSED):
         return Status.REFUSED, "found damaged by a run, and put aside"
     if isinstance(content, str):
         return Status.UNREADABLE, content

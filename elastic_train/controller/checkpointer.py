@@ -139,7 +139,7 @@ class Checkpointer:
             except Fenced:
                 raise
             except (StorageError, CheckpointError):
-                pass
+                pass  # no answer, or a damaged record: the next commit, which needs one, says so
 
     async def fall_back(self, damaged: CheckpointId) -> list[str]:
         """Go on from the checkpoint before ``damaged``, in which a rank has found wrong bytes.

@@ -6,11 +6,10 @@ import json
 import time
 from typing import Any
 
-from elastic_train.controller.job_folder import JobMismatch
+from elastic_train.controller.job_folder import RECORD, JobMismatch
 from elastic_train.storage.errors import AlreadyExists, NotFound
 from elastic_train.storage.store import Store
 
-RECORD = "job.json"
 SOURCE_FILES = "hf/"
 
 

@@ -15,6 +15,7 @@ from elastic_train.storage.json_lines import JsonLines, read_json_lines
 from elastic_train.storage.store import Store, join
 
 FORMAT_VERSION = 1
+RECORD = "job.json"
 
 
 class JobMismatch(Exception):
@@ -84,7 +85,7 @@ class JobFolder:
         }
         record |= {"identity": identity(self._job, data_digest), "config": self._job.as_dict()}
         try:
-            self.store.create("job.json", json.dumps(record, indent=1).encode())
+            self.store.create(RECORD, json.dumps(record, indent=1).encode())
         except AlreadyExists:
             record = self._record_there()
             self._check(record, data_digest)
@@ -92,17 +93,17 @@ class JobFolder:
 
     def _record_there(self) -> dict[str, Any]:
         try:
-            record = json.loads(self.store.read("job.json"))
+            record = json.loads(self.store.read(RECORD))
             if record["format_version"] != FORMAT_VERSION or isinstance(record["identity"]["model"], dict):
                 return dict(record)
         except (ValueError, TypeError, KeyError):
             pass
-        raise JobMismatch(f"{self.store.uri}/job.json is not the record of a job; give the new job another name")
+        raise JobMismatch(f"{self.store.uri}/{RECORD} is not the record of a job; give the new job another name")
 
     def _check(self, record: dict[str, Any], data_digest: str) -> None:
         if record["format_version"] != FORMAT_VERSION:
             raise JobMismatch(
-                f"{self.store.uri}/job.json has format version {record['format_version']}; "
+                f"{self.store.uri}/{RECORD} has format version {record['format_version']}; "
                 f"this program reads {FORMAT_VERSION}"
             )
         ours, theirs = _flat(identity(self._job, data_digest)), _flat(record["identity"])

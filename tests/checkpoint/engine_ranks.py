@@ -82,7 +82,7 @@ def restore_all(rank: int, targets: list[Setup], sources: list[str], root: Path)
             images = adoptable(root / source)
             parts = [Part(image.description, ImageSource(image.path, 1)) for image in images]
             restored = restore(state, parts, rank=rank, expected_keys=state_keys(target.job))
-            full = torch.load(root / f"{source}.pt", mmap=True)
+            full = torch.load(root / f"{source}.pt", mmap=True, weights_only=True)
             boxes = {key: Box(shard.offsets, tuple(shard.tensor.shape)) for key, shard in state.items()}
             wrong = [key for key, box in boxes.items() if not torch.equal(state[key].tensor, narrow(full[key], box))]
             engine.publish()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from elastic_train.checkpoint.catalog import read_catalog
 from elastic_train.checkpoint.claims import newest_claim
 from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.checkpoint.manifest import read_manifest
 from elastic_train.checkpoint.sealed import REREADS
+from elastic_train.checkpoint.survey import survey
 from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
 from tests.checkpoint.states import even_layout, save_and_commit
@@ -43,3 +46,15 @@ def test_claim(tmp_path: Path) -> None:
     assert newest_claim(Spoiling(tmp_path, REREADS)) == claim
     with pytest.raises(CheckpointError, match="is damaged: not a whole claim"):
         newest_claim(Spoiling(tmp_path, REREADS + 1))
+
+
+def test_survey(tmp_path: Path) -> None:
+    """What is spoilt on the way is not shown as unreadable."""
+    save_and_commit(Store.open(str(tmp_path)), tmp_path, even_layout({"a": torch.arange(6.0)}, 2), step=5)
+    catalog = read_catalog(Store.open(str(tmp_path)))
+
+    def status(times: int) -> list[str]:
+        return [found.status for found in survey(replace(catalog, store=Spoiling(tmp_path, times)))]
+
+    assert status(REREADS) == ["committed"]
+    assert status(REREADS + 1) == ["unreadable"]
