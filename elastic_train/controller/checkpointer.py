@@ -68,6 +68,15 @@ class Save:
         }
 
 
+async def _all_of(answers: Sequence[asyncio.Future[UploadedObject]]) -> list[UploadedObject]:
+    """The answers; or the first error, once all are over: until then the hosts hold buffers that the next save needs.
+
+    A host always answers or is lost: an upload ends within storage's budget of retries.
+    """
+    await asyncio.gather(*answers, return_exceptions=True)
+    return [answer.result() for answer in answers]
+
+
 def holder_name() -> str:
     """For people who ask who holds a claim."""
     return f"{socket.gethostname()} pid {os.getpid()}"
@@ -160,7 +169,7 @@ class Checkpointer:
         claim, save = self.claim, Save(snapshots.step, snapshots.generation)
         self.running = save
         try:
-            uploads = await asyncio.gather(*self._upload(snapshots, members, claim, save))
+            uploads = await _all_of(self._upload(snapshots, members, claim, save))
             self._require_wanted(save)
             manifest = self._manifest(snapshots, layout, uploads, claim, metrics)
             await self._commit(save, manifest, claim)

@@ -189,6 +189,8 @@ class Coordinator:
         for pause in (*_LAST_SAVE_PAUSES, None):
             snapshots = self._inventory.newest_complete(self._nodes())
             layout = self._layouts.get(snapshots.generation) if snapshots else None
+            if snapshots is not None:
+                self._catch_up(snapshots.step)
             try:
                 await self._saving.finish(snapshots, layout, self.last_line)
                 return None
@@ -424,6 +426,8 @@ class Coordinator:
             self._finish_if_whole(number, step)
 
     def _finish_if_whole(self, number: int, step: int) -> None:
+        if self.state.ended or self.state == State.FINISHING:
+            return  # the last checkpoint is being written; a step that is logged now would not be in it
         generation, snapshots = self.generation, self._inventory.find(number, step)
         if generation is None or number != generation.number or step != self.finished_step + 1:
             return

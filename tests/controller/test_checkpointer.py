@@ -173,14 +173,19 @@ def test_who_is_superseded_gets_told_so_and_its_own_new_claim_is_no_other_submis
     run(tmp_path, test)
 
 
-def test_a_lost_host_ends_the_save(tmp_path: Path) -> None:
+def test_a_lost_host_ends_the_save_once_the_others_are_at_the_end_of_their_parts(tmp_path: Path) -> None:
+    """Else the next save would find their buffers taken."""
+
     async def test(case: Case) -> None:
         saving = case.save(10)
         await asyncio.sleep(0)
         case.saves.host_lost(case.hosts.records[2])
+        await asyncio.sleep(0)
+        assert case.saves.running is not None and not saving.done()
+        await case.carry_out()
         with pytest.raises(UploadFailed, match=r"host 2 .* was lost during its upload"):
             await saving
-        await case.carry_out()  # the other's answer comes too late
+        assert case.saves.running is None
         assert list_checkpoints(case.store) == []
 
     run(tmp_path, test)
