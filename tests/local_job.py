@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
-from elastic_train.controller.pool import sweep
+from elastic_train.controller.pool import machine_wide, sweep
 from elastic_train.controller.status import status_of
 
 HOST_PROGRAM = """
@@ -134,7 +134,7 @@ class LocalJob:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        sweep(Path(self.job.snapshot.directory), ended=f"{self.job.name}-{self.run_id}")
+        sweep(Path(self.job.snapshot.directory), ended=f"{machine_wide(self.job)}-{self.run_id}")
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """Lines of steps.jsonl, ledger.jsonl or journal.jsonl."""

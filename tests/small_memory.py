@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elastic_train.config.job import Job
-from elastic_train.controller.pool import Pool
+from elastic_train.controller.pool import Pool, machine_wide
 
 
 def can_mount(folder: Path) -> bool:
@@ -38,7 +38,7 @@ def grow(folder: Path, nbytes: float) -> None:
 
 def pool_of(job: Job, node: str, run_id: str = "run0") -> Path:
     """The folder of a node's snapshots."""
-    return Pool(job.snapshot.directory, job.name, run_id, node).path
+    return Pool(job.snapshot.directory, machine_wide(job), run_id, node).path
 
 
 def _run(*command: str) -> None:

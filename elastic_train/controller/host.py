@@ -26,7 +26,7 @@ from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.job import Job
 from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
 from elastic_train.controller.partners import PartnerLink
-from elastic_train.controller.pool import Pool
+from elastic_train.controller.pool import Pool, machine_wide
 from elastic_train.controller.restore_plan import local_images
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
 from elastic_train.storage.store import Store
@@ -61,7 +61,7 @@ class Host:
     def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
         self._job = Job.model_validate(settings.job, strict=False)
-        self._pool = Pool(self._job.snapshot.directory, self._job.name, settings.run_id, settings.node_id)
+        self._pool = Pool(self._job.snapshot.directory, machine_wide(self._job), settings.run_id, settings.node_id)
         self._forkserver = ForkServerClient(self._job.hosts.threads)
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="et-upload")
         self._partners: dict[tuple[str, int], PartnerLink] = {}

@@ -2,8 +2,9 @@
 
 It outlives trainers and single hosts. Each host leaves a marker with its pid; the last one out removes the folder,
 and whoever comes later on the machine removes folders of which every owner has been dead for a while: killed hosts
-are replaced within that time, and the new ones need what is in there. All of this happens under a lock, so that
-nobody enters a folder that another host is about to remove.
+are replaced within that time, and the new ones need what is in there. The next submission of the same job need not
+wait: it has taken over from the runs before it. All of this happens under a lock, so that nobody enters a folder that
+another host is about to remove.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import xxhash
+
+from elastic_train.config.job import Job
+from elastic_train.storage.store import join
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +65,13 @@ def _locked(root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def machine_wide(job: Job) -> str:
+    """A name of the job that no other job on the machine has: two storages may have a job of one name."""
+    return f"{job.name}-{xxhash.xxh32_hexdigest(join(job.storage.uri, job.name).encode())}"
+
+
 class Pool:
-    """This host's membership in its node's pool.
+    """This host's membership in its node's pool; ``job`` as ``machine_wide`` names it.
 
     Raises:
         OSError: the memory file system does not take the folder.
@@ -68,7 +79,7 @@ class Pool:
 
     def __init__(self, directory: str, job: str, run_id: str, node_id: str) -> None:
         self._root = Path(directory)
-        self._run = f"{PREFIX}{job}-{run_id}-"
+        self._job, self._run = f"{PREFIX}{job}-", f"{PREFIX}{job}-{run_id}-"
         self.path = self._root / f"{self._run}{node_id[:12]}"
         self._own = _marker(os.getpid())
 
@@ -78,6 +89,7 @@ class Pool:
         Folders of this run are left alone: where hosts have died their snapshots may be the last ones.
         """
         with _locked(self._root):
+            _sweep(self._root, 0.0, keep=self._run, only=self._job)
             _sweep(self._root, PATIENCE_SECONDS, keep=self._run)
             self.path.mkdir(mode=0o700, exist_ok=True)
             (self.path / self._own).touch()
@@ -98,8 +110,8 @@ def _owners_alive(folder: Path) -> bool:
 def sweep(root: Path, ended: str = "", patience: float = PATIENCE_SECONDS) -> list[Path]:
     """Remove the pools under ``root`` (there may be no such folder) that nobody needs; returns them.
 
-    Those of the run ``ended`` ("job-run_id") at once unless an owner lives, all others once their owners have been dead
-    for ``patience`` seconds.
+    Those of the run ``ended`` ("job-run_id") at once unless an owner lives, all others once their owners
+    have been dead for ``patience`` seconds.
     """
     if not root.is_dir():
         return []

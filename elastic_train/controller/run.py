@@ -18,6 +18,7 @@ from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.config.paths import anchored, home
+from elastic_train.storage.store import join
 
 logger = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class _Run:
         self._job, self._signals, self._on_status = job, signals, on_status
         self._token = secrets.token_hex(32)
         self._run_id = secrets.token_hex(4)
-        self._folder = f"{job.storage.uri.rstrip('/')}/{job.name}"
+        self._folder = join(job.storage.uri, job.name)
         self._step = 0
         self._fit_error: BaseException | None = None
         self._stop_sent = False
@@ -302,7 +303,7 @@ class _Run:
         """Leave no actor, no folder and no shared memory of this run behind."""
         import ray
 
-        from elastic_train.controller.pool import sweep
+        from elastic_train.controller.pool import machine_wide, sweep
 
         try:
             if not self._closed:
@@ -311,7 +312,7 @@ class _Run:
             logger.warning("the coordinator was gone before it could close the job")
         ray.kill(self._coordinator)
         shutil.rmtree(self._ray_train_folder, ignore_errors=True)
-        sweep(Path(self._job.snapshot.directory), ended=f"{self._job.name}-{self._run_id}")
+        sweep(Path(self._job.snapshot.directory), ended=f"{machine_wide(self._job)}-{self._run_id}")
 
 
 def _ended(status: Status) -> bool:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.controller.pool import PREFIX, Pool, sweep
+from elastic_train.controller.pool import PREFIX, Pool, machine_wide, sweep
 from tests.controller.processes import Program, program
+from tests.jobs import make_job
 
 HOST = """
 import sys
 from elastic_train.controller.pool import Pool
-pool = Pool(sys.argv[1], "job", sys.argv[3] if sys.argv[3:] else "run", sys.argv[2])
+node, run, job = [*sys.argv[2:], *("node", "run", "job")[len(sys.argv[2:]):]]
+pool = Pool(sys.argv[1], job, run, node)
 pool.enter()
 print(pool.path, flush=True)
 for line in sys.stdin:
@@ -60,13 +62,33 @@ def test_the_pool_of_killed_hosts_is_swept_by_another_run_after_a_while(tmp_path
     with program(HOST, str(tmp_path), "node-b") as other:
         assert {pool, started(other)} == set(tmp_path.iterdir())  # the same run may still need its snapshots
         order(other, "leave")
-    with program(HOST, str(tmp_path), "node-b", "next-run") as comer:
+    with program(HOST, str(tmp_path), "node-b", "next-run", "next-job") as comer:
         assert {pool, started(comer)} == set(tmp_path.iterdir())
         order(comer, "leave")
     for marker in pool.glob("found-dead"):
         os.utime(marker, (0, 0))
-    with program(HOST, str(tmp_path), "node-b", "next-run") as comer:
+    with program(HOST, str(tmp_path), "node-b", "next-run", "next-job") as comer:
         assert [started(comer)] == list(tmp_path.iterdir())
+
+
+def test_the_next_submission_of_a_job_sweeps_what_the_ones_before_it_left(tmp_path: Path) -> None:
+    """It has fenced them; a job whose name only begins like it keeps its own."""
+    with program(HOST, str(tmp_path), "node-a", "run", "name-b-0b") as other:
+        kept = started(other)
+        other.kill()
+    with program(HOST, str(tmp_path), "node-a", "run", "name-0a") as killed:
+        left = started(killed)
+        killed.kill()
+    with program(HOST, str(tmp_path), "node-a", "next-run", "name-0a") as comer:
+        assert {kept, started(comer)} == set(tmp_path.iterdir())
+        assert left not in tmp_path.iterdir()
+
+
+def test_two_storages_may_have_a_job_of_one_name(tmp_path: Path) -> None:
+    here, there = (make_job(tmp_path / "data", tmp_path / name, "same") for name in ("here", "there"))
+    assert machine_wide(here) == machine_wide(make_job(tmp_path / "data", f"{tmp_path}/here/", "same"))
+    assert machine_wide(here) != machine_wide(there)
+    assert machine_wide(here).startswith("same-")
 
 
 def test_a_host_that_comes_in_time_keeps_the_pool_for_good(tmp_path: Path) -> None:

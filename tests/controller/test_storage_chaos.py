@@ -53,11 +53,11 @@ def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
     with LocalJob(job(1), "run1") as second:
         second.start_hosts("c")
         assert second.finish()["state"] == "finished"
-    injected = dict(proxy.injected)
+    injected, requests = dict(proxy.injected), len(proxy.requests)
     proxy.share = 0.0
     assert_same_curve(lines(job(1), "steps"), reference)
-    assert len(injected) >= 8, injected
-    assert sum(injected.values()) >= 20, injected
+    assert len(injected) >= 5, injected
+    assert sum(injected.values()) >= 0.1 * requests >= 5, (injected, requests)
     (resumed,) = second.told("resumed")
     assert resumed["step"] >= 10
     assert set(second.told("generation_formed")[0]["restored_bytes"]) == {"object"}
