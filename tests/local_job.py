@@ -131,6 +131,7 @@ class LocalJob:
             assert process.stdout is not None
             process.stdout.close()
         self._call(self.coordinator.close())
+        self._call(self._loop.shutdown_default_executor())  # a commit that was under way is made now or never
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -19,6 +19,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer
 from elastic_train.controller.copies import Copies
+from elastic_train.controller.host_server import HostServer
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.members import (
@@ -26,14 +27,15 @@ from elastic_train.controller.members import (
     HostRecord,
     Trouble,
     order_members,
-    step_line,
 )
+from elastic_train.controller.membership import Membership
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks
-from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
+from elastic_train.controller.step_log import StepLog
+from elastic_train.controller.wire import Connection, Message
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 from elastic_train.storage.errors import StorageError
 
@@ -44,10 +46,6 @@ _SETTLE_SECONDS = 0.03
 _ALONE = ("trainer_killed", "hang", "start", "growth")
 """What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
-_LAST_SAVE_PAUSES = (1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts at the last checkpoint, each of which has storage's own budget of retries."""
-_HELLO_SECONDS = 10.0
-"""A connection that has not shown the token by then is closed."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -88,34 +86,29 @@ class Coordinator:
         self.state = State.STARTING
         self.message = ""
         self.ended = asyncio.Event()
-        self.hosts: dict[int, HostRecord] = {}
         self.generation: Generation | None = None
-        self.finished_step = 0
-        self.last_line: dict[str, Any] = {}
         self.traceback: str | None = None
         self._address = address
-        self._token = token
         self.on_opened: Callable[[JobFolder], None] = lambda folder: None
         """called on the event loop once the job folder is open, before anything is recorded"""
         self._on_event = on_event
         self._folder = JobFolder(job)
+        self.members = Membership(self._record)
+        self._server = HostServer(token, self._join, self._handle, self._lose)
+        self.log = StepLog(self._folder, on_event, self._record)
         self._inventory = Inventory()
         self._rendezvous = Rendezvous(address)
-        self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.hosts)
+        self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.members.hosts)
         self._saving = Saving(job, self._folder, self._checkpointer, self._spawn, self._record, self._on_superseded)
-        self._samples: Callable[[int], list[int]] | None = None
         self._copies = Copies(job.snapshot.partners, self._record)
         self._setbacks = Setbacks(job.failure.max_errors, self._record)
         self._resume_at = 0.0
         """while waiting: when storage may be asked again"""
         self._layouts: dict[int, Layout] = {}
-        self._host_count = 0
         self._generation_count = 0
-        self._first_ready: float | None = None
         self._planned: asyncio.TimerHandle | None = None
         self._growth_due = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -130,31 +123,29 @@ class Coordinator:
         await loop.run_in_executor(None, self._folder.open, data.digest)
         self._checkpointer.data_digest = data.digest
         if self.job.log.samples:
-            self._samples = data.sample_ids
+            self.log.samples = data.sample_ids
         self.on_opened(self._folder)
         opened = loop.run_in_executor(None, self._open_job, data)
         for result in await asyncio.gather(opened, self._rendezvous.start(), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result  # only now that neither is under way any more: ``close`` may follow
-        self._server = await asyncio.start_server(self._serve, self._address, 0)
+        address = await self._server.start(self._address)
         self._spawn(self._watch())
         self._spawn(self._saving.watch_claim())
-        if self.finished_step >= self.job.training.steps:
-            self._end(State.FINISHED, f"step {self.finished_step} was already reached")
-        address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        if self.log.finished_step >= self.job.training.steps:
+            self._end(State.FINISHED, f"step {self.log.finished_step} was already reached")
         return address
 
     def _open_job(self, data: OpenedData) -> None:
-        self.finished_step = self._saving.open()
+        step = self._saving.open()
         resumes = self._checkpointer.committed is not None
         self._generation_count = self._folder.last_generation()
         if not resumes:
             begin_from_source(self.job, data, self._folder.store)
-        dropped = self._folder.roll_back(self.finished_step)
-        self._folder.steps.flush()
+        dropped = self.log.open(step)
         if dropped or resumes:
-            self._record("resumed", step=self.finished_step, steps_to_repeat=dropped)
-        self._record("job_started", step=self.finished_step, steps=self.job.training.steps)
+            self._record("resumed", step=step, steps_to_repeat=dropped)
+        self._record("job_started", step=step, steps=self.job.training.steps)
 
     def stop(self, reason: str) -> None:
         """End the job gracefully: checkpoint the newest finished step, then let everybody go."""
@@ -166,13 +157,12 @@ class Coordinator:
     def _finish(self, state: State, reason: str) -> None:
         self.state = State.FINISHING
         self._cancel_plan()
-        for host in self.hosts.values():
-            host.connection.send({"type": "release"})
+        self.members.tell({"type": "release"})
         self._spawn(self._finish_later(state, reason))
 
     async def _finish_later(self, state: State, reason: str) -> None:
         try:
-            failure = await self._save_last()
+            failure = await self._saving.save_last(self._newest)
         except Fenced as error:
             self._folder.abandon()
             state, reason = State.FAILED, _superseded(error)
@@ -181,44 +171,27 @@ class Coordinator:
                 state, reason = State.FAILED, f"the final checkpoint failed: {failure}"
         self._end(state, reason)
 
-    async def _save_last(self) -> Exception | None:
-        """What nobody computes any more is only in memory: tried again, from the copies that are left.
-
-        Returns why it could not be saved. Raises Fenced.
-        """
-        for pause in (*_LAST_SAVE_PAUSES, None):
-            snapshots = self._inventory.newest_complete(self._nodes())
-            layout = self._layouts.get(snapshots.generation) if snapshots else None
-            if snapshots is not None:
-                self._catch_up(snapshots.step)
-            try:
-                await self._saving.finish(snapshots, layout, self.last_line)
-                return None
-            except Fenced:
-                raise
-            except Exception as error:
-                self._record("checkpoint_failed", step=self.finished_step, detail=f"{type(error).__name__}: {error}")
-                failure = error
-            if pause is not None:
-                await asyncio.sleep(pause)
-        return failure
+    def _newest(self) -> tuple[SnapshotSet | None, Layout | None, dict[str, Any]]:
+        """The newest step that is whole in memory, its layout and its line."""
+        snapshots = self._inventory.newest_complete(self.members.nodes())
+        layout = self._layouts.get(snapshots.generation) if snapshots else None
+        if snapshots is not None:
+            self.log.catch_up(self.generation, snapshots.step)
+        return snapshots, layout, self.log.last_line
 
     def _end(self, state: State, reason: str) -> None:
         self.state, self.message = state, reason
         self._cancel_plan()
-        self._record("job_finished", status=state.value, reason=reason, step=self.finished_step)
-        for host in self.hosts.values():
-            host.connection.send({"type": "stop", "reason": state.value})
+        self._record("job_finished", status=state.value, reason=reason, step=self.log.finished_step)
+        self.members.tell({"type": "stop", "reason": state.value})
         self.ended.set()
 
     async def close(self) -> None:
         """After the end: wait for nothing, leave nothing behind."""
         for task in list(self._tasks):
             task.cancel()
-        if self._server is not None:
-            self._server.close()
-        for host in self.hosts.values():
-            host.connection.close()
+        self._server.close()
+        self.members.close()
         await self._rendezvous.close()
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._folder.close)
@@ -242,48 +215,18 @@ class Coordinator:
 
     # -- hosts ---------------------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer, limit=HELLO_LIMIT)
-        host: HostRecord | None = None
-        try:
-            first = await asyncio.wait_for(connection.receive(), _HELLO_SECONDS)
-            if first is None or first["type"] != "join" or not token_matches(first, self._token):
-                return
-            connection.limit = LINE_LIMIT
-            host = self._join(connection, first)
-            while (message := await connection.receive()) is not None:
-                self._handle(host, message)
-        except (WireError, TimeoutError) as error:
-            logger.warning("dropping a connection: %s", str(error) or "it did not say who it is")
-        finally:
-            connection.close()
-            if host is not None:
-                self._lose(host)
-
     def _join(self, connection: Connection, message: Message) -> HostRecord:
-        self._host_count += 1
-        host = HostRecord(
-            number=self._host_count,
-            connection=connection,
-            pid=message["pid"],
-            node=message["node"],
-            address=message["address"],
-            byte_address=(message["bytes"][0], message["bytes"][1]),
-            pool=message["pool"],
-            joined=time.time(),
-        )
-        self.hosts[host.number] = host
+        host = self.members.join(connection, message)
         self._copies.joined(host.node)
         for image in message["images"]:
             self._inventory.add(image["generation"], image["rank"], image["step"], host.node, image["image"])
-        self._record("host_joined", host=host.number, node=host.node, pid=host.pid)
         connection.send({"type": "welcome", "job_folder": self._folder.store.uri})
         if self.state.ended:
             connection.send({"type": "stop", "reason": self.state.value})
         return host
 
     def _lose(self, host: HostRecord) -> None:
-        del self.hosts[host.number]
+        self.members.leave(host)
         self._checkpointer.host_lost(host)
         if self.state.ended:
             return
@@ -296,7 +239,7 @@ class Coordinator:
         if kind == "heartbeat":
             self._on_heartbeat(host, message)
         elif kind == "ready":
-            self._on_ready(host)
+            self.members.is_ready(host)
         elif kind == "uploaded":
             self._checkpointer.uploaded(host, message)
         elif kind == "held":
@@ -314,17 +257,10 @@ class Coordinator:
             generation.last_progress = time.time()
         host.beats, host.started_step = message["beats"], message["started_step"]
 
-    def _on_ready(self, host: HostRecord) -> None:
-        host.ready_since = time.time()
-        self._first_ready = self._first_ready or host.ready_since
-
     async def _watch(self) -> None:
         """What no message tells: leases, hangs, hosts that have settled."""
         while not self.state.ended:
-            now = asyncio.get_running_loop().time()
-            for host in list(self.hosts.values()):
-                if now - host.connection.last_heard > self.job.failure.lease_seconds:
-                    host.connection.abort()
+            self.members.cut_silent(asyncio.get_running_loop().time(), self.job.failure.lease_seconds)
             self._watch_hang()
             self._watch_newcomers()
             self._watch_copies()
@@ -340,18 +276,16 @@ class Coordinator:
 
     def _watch_newcomers(self) -> None:
         if self.state == State.STARTING:
-            ready = sum(host.ready for host in self.hosts.values())
-            waited = (
-                self._first_ready is not None and time.time() - self._first_ready >= self.job.hosts.start_wait_seconds
-            )
+            ready, first = self.members.ready_count(), self.members.first_ready
+            waited = first is not None and time.time() - first >= self.job.hosts.start_wait_seconds
             if ready >= self.job.hosts.max or (waited and ready >= self.job.hosts.min):
                 self._form(Trouble("start", f"{ready} hosts are ready"))
         elif self.state == State.WAITING:
-            if time.monotonic() >= self._resume_at and self._choice(self._live()) is not None:
+            if time.monotonic() >= self._resume_at and self._choice(self.members.usable()) is not None:
                 again = self._resume_at > 0
                 self._form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
         elif self.state == State.RUNNING and self.generation is not None:
-            settled = [host for host in self._live() if self._settled(host)]
+            settled = [host for host in self.members.usable() if self._settled(host)]
             choice = self._choice(settled)
             self._growth_due = choice is not None and choice.used_hosts > len(self.generation.members)
 
@@ -371,12 +305,6 @@ class Coordinator:
         assert self.generation is not None
         waited = time.time() - (host.ready_since or 0.0)
         return host in self.generation.members or waited >= self.job.hosts.settle_seconds
-
-    def _live(self) -> list[HostRecord]:
-        return [host for host in self.hosts.values() if host.usable]
-
-    def _nodes(self) -> set[str]:
-        return {host.node for host in self.hosts.values()}
 
     # -- trainers ------------------------------------------------------------------------------------------------
 
@@ -429,7 +357,7 @@ class Coordinator:
         if self.state.ended or self.state == State.FINISHING:
             return  # the last checkpoint is being written; a step that is logged now would not be in it
         generation, snapshots = self.generation, self._inventory.find(number, step)
-        if generation is None or number != generation.number or step != self.finished_step + 1:
+        if generation is None or number != generation.number or step != self.log.finished_step + 1:
             return
         if snapshots is not None and generation.holds(snapshots):
             self._on_finished(generation, snapshots)
@@ -437,7 +365,7 @@ class Coordinator:
     def _on_finished(self, generation: Generation, snapshots: SnapshotSet) -> None:
         """A step is whole on every rank and every partner: it can no longer be lost to a single failure."""
         step = snapshots.step
-        self._log_step(generation, step)
+        self.log.append(generation, step)
         self._inventory.supersede(snapshots)
         self._setbacks.step_finished()
         if generation.first_step_at is None:
@@ -445,33 +373,24 @@ class Coordinator:
         if step >= self.job.training.steps:
             self._finish(State.FINISHED, f"all {step} steps are done")
             return
-        self._saving.step_finished(generation, snapshots, self.last_line)
+        self._saving.step_finished(generation, snapshots, self.log.last_line)
         if self._growth_due and not generation.troubles:
-            self._form(Trouble("growth", f"{len(self._live())} hosts are there"))
+            self._form(Trouble("growth", f"{len(self.members.usable())} hosts are there"))
         else:
             for member in generation.members:
                 member.connection.send({"type": "finished", "generation": generation.number, "step": step})
-
-    def _log_step(self, generation: Generation, step: int) -> None:
-        line = step_line(generation, step, self._samples(step) if self._samples else None)
-        self._folder.steps.append(line)
-        self.finished_step = generation.finished_step = step
-        self.last_line = line
-        generation.stepped.pop(step)
-        self._on_event({"event": "step", **line})
 
     def _on_first_step(self, generation: Generation) -> None:
         generation.first_step_at = time.time()
         self._saving.schedule.new_layout()
         self.state = State.RUNNING
-        for host in self.hosts.values():
-            host.connection.send({"type": "discard", "before_generation": generation.number})
+        self.members.tell({"type": "discard", "before_generation": generation.number})
         self._record(
             "generation_formed",
             generation=generation.number,
             layout=str(generation.layout),
             hosts=len(generation.members),
-            spares=len(self._live()) - len(generation.members),
+            spares=len(self.members.usable()) - len(generation.members),
             step=generation.start_step,
             cause=generation.cause.kind,
             detail=generation.cause.detail,
@@ -556,7 +475,9 @@ class Coordinator:
     def _choice(self, hosts: list[HostRecord]) -> LayoutChoice | None:
         count = min(len(hosts), self.job.hosts.max)
         if count < self.job.hosts.min:
-            left_out = [f"; {host.label} has no room: {host.left_out}" for host in self.hosts.values() if host.full]
+            left_out = [
+                f"; {host.label} has no room: {host.left_out}" for host in self.members.hosts.values() if host.full
+            ]
             self.message = f"{len(hosts)} hosts are ready; hosts.min={self.job.hosts.min}{''.join(left_out)}"
             return None
         try:
@@ -571,21 +492,22 @@ class Coordinator:
             return  # meanwhile
         self._cancel_plan()
         self._growth_due, self._resume_at = False, 0.0
-        choice = self._choice(self._live())
+        choice = self._choice(self.members.usable())
         saved = self._checkpointer.committed, self._checkpointer.committed_generation
-        restore = plan_restore(self._inventory, self._nodes(), *saved)
-        self._catch_up(restore.step)
-        if self.finished_step >= self.job.training.steps and restore.step >= self.finished_step:
-            self._finish(State.FINISHED, f"all {self.finished_step} steps are done")
+        restore = plan_restore(self._inventory, self.members.nodes(), *saved)
+        self.log.catch_up(self.generation, restore.step)
+        if self.log.finished_step >= self.job.training.steps and restore.step >= self.log.finished_step:
+            self._finish(State.FINISHED, f"all {self.log.finished_step} steps are done")
             return
         if choice is None:
             self._wait(cause)  # not yet rolled back: the hosts to come may find snapshots of this step on their nodes
             return
-        self._roll_back(restore.step)
+        if self.log.roll_back(restore.step):
+            self._saving.go_back(restore.step)
         self._inventory.give_up_after(restore.step)
         self._generation_count += 1
         number, layout = self._generation_count, choice.layout
-        members = order_members(self._live(), layout.world_size)
+        members = order_members(self.members.usable(), layout.world_size)
         partners = self._copies.choose(members)
         self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
@@ -596,34 +518,14 @@ class Coordinator:
         for rank, member in enumerate(members):
             member.beats, member.trainer_pid = 0, None
             member.connection.send(self._assignment(rank, restore))
-        for host in self.hosts.values():
-            if host not in members:
-                host.connection.send({"type": "release"})
+        self.members.tell({"type": "release"}, but=members)
 
     def _wait(self, cause: Trouble) -> None:
         self.generation = None
         self.state = State.WAITING
-        self._inventory.give_up_after(self.finished_step)
+        self._inventory.give_up_after(self.log.finished_step)
         self._record("waiting", cause=cause.kind, detail=cause.detail, reason=self.message)
-        for host in self.hosts.values():
-            host.connection.send({"type": "release"})
-
-    def _catch_up(self, step: int) -> None:
-        """Log the steps up to ``step`` that are whole everywhere, only their last message had not arrived."""
-        if self.generation is not None:
-            for extra in range(self.finished_step + 1, step + 1):
-                self._log_step(self.generation, extra)
-
-    def _roll_back(self, step: int) -> None:
-        """Make the log agree with the step that is restored."""
-        if step < self.finished_step:
-            self._record("rolled_back", from_step=self.finished_step, to_step=step)
-            try:
-                self._folder.roll_back(step)
-            except StorageError as error:  # the log then has these steps twice; the job's state is as it should be
-                self._record("log_not_rolled_back", detail=str(error))
-            self._saving.go_back(step)
-            self.finished_step = step
+        self.members.tell({"type": "release"})
 
     def _assignment(self, rank: int, restore: RestorePlan) -> Message:
         generation = self.generation
@@ -635,6 +537,6 @@ class Coordinator:
             "layout": generation.layout.as_dict(),
             "store": list(self._rendezvous.endpoint),
             "start_step": generation.start_step,
-            "restore": restore.directions(generation.members[rank], self.hosts.values(), self._inventory),
+            "restore": restore.directions(generation.members[rank], self.members.hosts.values(), self._inventory),
             "partners": [partner.as_partner() for partner in generation.partners[rank]],
         }

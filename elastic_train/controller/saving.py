@@ -19,6 +19,10 @@ from elastic_train.controller.resumption import take_over
 from elastic_train.controller.save_schedule import SaveSchedule
 
 _CLAIM_SECONDS = 10.0
+_LAST_SAVE_PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between attempts at the last checkpoint, each of which has storage's own budget of retries."""
+
+Newest = tuple[SnapshotSet | None, Layout | None, Mapping[str, Any]]
 
 
 class Saving:
@@ -99,13 +103,34 @@ class Saving:
         else:
             self._record_save(save)
 
-    async def finish(self, snapshots: SnapshotSet | None, layout: Layout | None, line: Mapping[str, Any]) -> None:
-        """The job's last checkpoint, of ``snapshots``, unless that step is committed already.
+    async def save_last(self, newest: Callable[[], Newest]) -> Exception | None:
+        """The job's last checkpoint: what nobody computes any more is only in memory.
+
+        Tried again, from the copies that are left. Returns why it could not be saved.
+
+        Args:
+            newest: the newest step that is whole in memory, its layout and its line of ``steps.jsonl``.
 
         Raises:
             Fenced: another submission has taken over.
-            UploadFailed, StorageError, CheckpointError: nothing was committed.
         """
+        for pause in (*_LAST_SAVE_PAUSES, None):
+            snapshots, layout, line = newest()
+            try:
+                await self._finish(snapshots, layout, line)
+                return None
+            except Fenced:
+                raise
+            except Exception as error:
+                step = snapshots.step if snapshots else 0
+                self._record("checkpoint_failed", step=step, detail=f"{type(error).__name__}: {error}")
+                failure = error
+            if pause is not None:
+                await asyncio.sleep(pause)
+        return failure
+
+    async def _finish(self, snapshots: SnapshotSet | None, layout: Layout | None, line: Mapping[str, Any]) -> None:
+        """Of ``snapshots``, unless that step is committed already."""
         metrics = _metrics(line, snapshots.step) if snapshots else {}
         if (save := await self._checkpointer.finish(snapshots, layout, metrics)) is not None:
             self._record_save(save)

@@ -14,18 +14,18 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
     ``tokens_per_second`` follows from them. ``hosts`` has one entry per connected host.
     """
     generation = coordinator.generation
-    line = coordinator.last_line
+    line = coordinator.log.last_line
     status: dict[str, Any] = {
         "name": coordinator.job.name,
         "state": coordinator.state.value,
         "message": coordinator.message,
         "traceback": coordinator.traceback,
-        "step": coordinator.finished_step,
+        "step": coordinator.log.finished_step,
         "steps": coordinator.job.training.steps,
         "generation": generation.number if generation else 0,
         "layout": str(generation.layout) if generation else "",
         "hosts": _hosts(coordinator),
-        "spares": sum(host.usable for host in coordinator.hosts.values())
+        "spares": sum(host.usable for host in coordinator.members.hosts.values())
         - (len(generation.members) if generation else 0),
         "last_events": events[-10:],
     }
@@ -38,7 +38,7 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
 def _hosts(coordinator: Coordinator) -> list[dict[str, Any]]:
     generation = coordinator.generation
     hosts = []
-    for host in coordinator.hosts.values():
+    for host in coordinator.members.hosts.values():
         rank = generation.rank_of(host) if generation else None
         state = "starting" if not host.ready else "training" if rank is not None else "spare" if host.usable else "full"
         hosts.append(

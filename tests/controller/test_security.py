@@ -110,7 +110,7 @@ def is_refusal(heard: bytes) -> bool:
 
 def ports(run: LocalJob) -> list[Address]:
     """The coordinator's and each host's byte server."""
-    return [run.address, *(host.byte_address for host in run.coordinator.hosts.values())]
+    return [run.address, *(host.byte_address for host in run.coordinator.members.hosts.values())]
 
 
 @contextmanager

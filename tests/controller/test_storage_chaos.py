@@ -108,7 +108,7 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
         assert "could not be reached for" in event["detail"] and f"s3://{s3_bucket}/chaos/minute" in event["detail"]
     assert [event["cause"] for event in run.told("generation_formed")] == ["start"]
     steps = [line["step"] for line in lines(job, "steps")]
-    assert steps == list(range(1, run.coordinator.finished_step + 1))
+    assert steps == list(range(1, run.coordinator.log.finished_step + 1))
     told = [event for event in run.events if event["event"] != "step"]
     assert lines(job, "ledger") == told
     assert whole_checkpoints(job)[-1] == steps[-1]

@@ -1,0 +1,78 @@
+"""Who is there: the hosts that are connected, their leases, and the newcomers among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from elastic_train.controller.members import HostRecord
+from elastic_train.controller.wire import Connection, Message
+
+
+class Membership:
+    """The hosts of one job.
+
+    Args:
+        record: writes an event to the ledger.
+    """
+
+    def __init__(self, record: Callable[..., None]) -> None:
+        self._record = record
+        self._count = 0
+        self.hosts: dict[int, HostRecord] = {}
+        self.first_ready: float | None = None
+        """when the first host of this run was ready"""
+
+    def join(self, connection: Connection, message: Message) -> HostRecord:
+        """A host has shown the token and says who it is."""
+        self._count += 1
+        host = HostRecord(
+            number=self._count,
+            connection=connection,
+            pid=message["pid"],
+            node=message["node"],
+            address=message["address"],
+            byte_address=(message["bytes"][0], message["bytes"][1]),
+            pool=message["pool"],
+            joined=time.time(),
+        )
+        self.hosts[host.number] = host
+        self._record("host_joined", host=host.number, node=host.node, pid=host.pid)
+        return host
+
+    def leave(self, host: HostRecord) -> None:
+        """Its connection has ended."""
+        del self.hosts[host.number]
+
+    def is_ready(self, host: HostRecord) -> None:
+        """It can fork trainers from now on."""
+        host.ready_since = time.time()
+        self.first_ready = self.first_ready or host.ready_since
+
+    def usable(self) -> list[HostRecord]:
+        """Those that may be members of the next generation."""
+        return [host for host in self.hosts.values() if host.usable]
+
+    def ready_count(self) -> int:
+        return sum(host.ready for host in self.hosts.values())
+
+    def nodes(self) -> set[str]:
+        """Where snapshots can be read."""
+        return {host.node for host in self.hosts.values()}
+
+    def cut_silent(self, now: float, lease_seconds: float) -> None:
+        """End the connections that were not heard for as long as a lease; ``now`` is the event loop's time."""
+        for host in list(self.hosts.values()):
+            if now - host.connection.last_heard > lease_seconds:
+                host.connection.abort()
+
+    def tell(self, message: Message, but: Iterable[HostRecord] = ()) -> None:
+        """Send ``message`` to all hosts that are not among ``but``."""
+        for host in self.hosts.values():
+            if host not in but:
+                host.connection.send(message)
+
+    def close(self) -> None:
+        """End all connections."""
+        for host in self.hosts.values():
+            host.connection.close()

@@ -1,0 +1,62 @@
+"""The log of finished steps, ``steps.jsonl``: how far the job is, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elastic_train.controller.job_folder import JobFolder
+from elastic_train.controller.members import Generation, step_line
+from elastic_train.storage.errors import StorageError
+
+
+class StepLog:
+    """Of one run.
+
+    Args:
+        on_event: called with ``{"event": "step", ...}`` for each line.
+        record: writes an event to the ledger.
+    """
+
+    def __init__(
+        self, folder: JobFolder, on_event: Callable[[dict[str, Any]], None], record: Callable[..., None]
+    ) -> None:
+        self._folder, self._on_event, self._record = folder, on_event, record
+        self.samples: Callable[[int], list[int]] | None = None
+        """ids of the samples of a step, if lines are to have them"""
+        self.finished_step = 0
+        self.last_line: dict[str, Any] = {}
+
+    def open(self, step: int) -> int:
+        """The job goes on from ``step``; returns how many lines of steps after it there were."""
+        self.finished_step = step
+        dropped = self._folder.roll_back(step)
+        self._folder.steps.flush()
+        return dropped
+
+    def append(self, generation: Generation, step: int) -> None:
+        """The next step is finished: whole on every rank and every partner."""
+        line = step_line(generation, step, self.samples(step) if self.samples else None)
+        self._folder.steps.append(line)
+        self.finished_step = generation.finished_step = step
+        self.last_line = line
+        generation.stepped.pop(step)
+        self._on_event({"event": "step", **line})
+
+    def catch_up(self, generation: Generation | None, step: int) -> None:
+        """Log the steps up to ``step`` that are whole everywhere, only their last message had not arrived."""
+        if generation is not None:
+            for extra in range(self.finished_step + 1, step + 1):
+                self.append(generation, extra)
+
+    def roll_back(self, step: int) -> bool:
+        """Make the log agree with the step that is restored; returns whether that is an earlier one."""
+        if step >= self.finished_step:
+            return False
+        self._record("rolled_back", from_step=self.finished_step, to_step=step)
+        try:
+            self._folder.roll_back(step)
+        except StorageError as error:  # the log then has these steps twice; the job's state is as it should be
+            self._record("log_not_rolled_back", detail=str(error))
+        self.finished_step = step
+        return True
