@@ -86,6 +86,7 @@ def test_dtype_of_accepts_dtypes_only() -> None:
         dtype_of("nn")
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_instant_leaves_torn_images_that_show_it_and_the_step_before() -> None:
     rng = random.Random(5)
     torn = mixed = 0

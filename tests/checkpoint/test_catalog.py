@@ -158,6 +158,7 @@ class Job:
         return chosen.id
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(
     plans=st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=2, max_size=4),

@@ -88,6 +88,7 @@ MODELS: dict[str, tuple[str, torch.dtype, dict[str, Any], Layout]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_without_a_step_every_byte_comes_back(name: str, store: Store, tmp_path: Path) -> None:
     """HF-01: the sha256 of every tensor; and of several files, HF-07: an index that has each tensor once."""

@@ -10,6 +10,8 @@ from elastic_train.config.load import parse_job
 from tests.cli.command import elastic_train
 from tests.model.test_hf_folder import CONFIG, TENSORS, write
 
+pytestmark = pytest.mark.slow
+
 JOB = """
 name: mine
 data: {uri: nowhere, sequence_length: 8}

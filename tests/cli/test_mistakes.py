@@ -64,7 +64,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("verb", ["validate", "train"])
+@pytest.mark.parametrize("verb", ["validate", pytest.param("train", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("overrides", "sentences"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_mistake(tmp_path: Path, verb: str, overrides: str, sentences: list[str]) -> None:
     (tmp_path / "job.yaml").write_text(GOOD)

@@ -252,6 +252,7 @@ print(json.dumps([code, said[-1], sorted(set(sys.modules) - before)]), flush=Tru
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fresh", "checkpoint"])
 def test_a_trainer_has_nothing_left_to_import(corpus: Path, tmp_path: Path, kind: str) -> None:
     """The forkserver's imports, then a trainer's whole life in the same process: from a fresh start, a checkpoint."""

@@ -12,6 +12,8 @@ from tests.parallel.data_ranks import most_whole_gradients, most_whole_weights, 
 from tests.ranks import run_ranks
 from tests.training.synthetic import small_job
 
+pytestmark = pytest.mark.slow
+
 # Every dim 0 is a multiple of 12: parts of 2, 3 and 4 ranks are equal.
 MODEL = {
     "hidden_size": 144,

@@ -63,6 +63,7 @@ def test_is_the_mean_over_the_valid_tokens_of_the_first_samples() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_evaluates_to_the_same(layout: Layout) -> None:  # LOSS-04
     metrics, _ = train(job(), layout)
@@ -84,6 +85,7 @@ def assert_evaluates_as_one_rank(made: Job, *layouts: Layout) -> None:
         assert losses == pytest.approx([expected[0]] * layout.world_size, rel=1e-6), str(layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["causal", "documents"])
 @pytest.mark.parametrize("context", ["gather", "ulysses"])
 def test_context_ranks_do_not_matter(context: str, masked: bool) -> None:
@@ -92,6 +94,7 @@ def test_context_ranks_do_not_matter(context: str, masked: bool) -> None:
     assert_evaluates_as_one_rank(made, Layout(cp=2), Layout(cp=4), Layout(cp=2, dp_shard=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["causal", "documents"])
 @pytest.mark.parametrize("pipeline", ["interleaved_1f1b", "zbv"])
 def test_virtual_stages_do_not_matter(pipeline: str, masked: bool) -> None:
@@ -153,6 +156,7 @@ def test_accumulation_does_not_matter(training: dict[str, int]) -> None:
     assert actual[0] == pytest.approx(expected[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "reshard"),
     [

@@ -76,6 +76,7 @@ def test_thirty_steps_have_the_bits_of_one_rank(layout: Layout) -> None:
     assert actual == bits(truth(STEPS).metrics, truth(STEPS).after)
 
 
+@pytest.mark.slow
 def test_the_default_mode_does_not_and_exact_agrees_with_it() -> None:
     """Otherwise the tests of this file could not fail, or exact could train something else."""
     default = truth(6, "default")

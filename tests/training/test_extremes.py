@@ -84,6 +84,7 @@ def one_step(tied: bool, averaged: bool) -> Run:
     return run(small_job(model={"tie_word_embeddings": tied}, **average), Layout(), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sections", "layout"), AXES, ids=str)
 def test_nan_in_one_micro_batch_updates_nothing_anywhere(sections: dict[str, dict[str, Any]], layout: Layout) -> None:
     """NU-04, NU-06: token 255 is in one row of step 2, and its embedding is NaN; step 3 goes on."""
@@ -98,6 +99,7 @@ def test_nan_in_one_micro_batch_updates_nothing_anywhere(sections: dict[str, dic
         np.testing.assert_array_equal(stopped.after[key], value, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sections", "layout"), AXES, ids=str)
 def test_a_step_of_padding_only_has_no_loss_and_no_gradient(
     sections: dict[str, dict[str, Any]], layout: Layout

@@ -81,6 +81,7 @@ def compare(actual: Run, expected: Run) -> None:
         np.testing.assert_allclose(actual.after[key], value, rtol=0, atol=1e-4 * scale, err_msg=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_twenty_steps_equal_one_rank(layout: Layout) -> None:
     """Losses, pre-clip norms, initial weights (bitwise) and final state; replicas stay bitwise equal on the way."""
