@@ -107,14 +107,17 @@ def first_claim(store: Store, holder: str, created: float) -> Claim:
 def go_on_from(store: Store, claim: Claim, from_step: int, created: float) -> Claim:
     """The claim after ``claim``, of the same holder, which goes on from the checkpoint of ``from_step`` (or ``FRESH``).
 
-    Also for a holder that goes back: what was committed after that step, by anybody, counts no longer. Raises Fenced
-    when somebody else has taken that number.
+    Also for a holder that goes back: what was committed after that step, by anybody, counts no longer. Asked again
+    after a lost answer it finds what it has created. Raises Fenced when somebody else has taken that number.
     """
     number = claim.number + 1
     history = (*claim.history, (number, from_step))
     try:
         return _create(store, Claim(number=number, holder=claim.holder, created=created, history=history))
     except AlreadyExists:
+        there = reread(lambda: _read(store, number))
+        if there.from_step is not None and there.history[:-1] == claim.history:  # nobody else goes on from ``claim``
+            return there if there.from_step == from_step else go_on_from(store, there, from_step, created)
         raise _fenced(store, claim, number) from None
 
 

@@ -106,6 +106,10 @@ class Checkpointer:
         """the generation it was written by; None when that was in an earlier submission"""
         self.running: Save | None = None
         self.data_digest = ""
+        self._unsure = 0
+        """newest step whose commit got no answer: it may be there, now or later"""
+        self._gone_back_to: int | None = None
+        """the job has gone back to this step since, before one that may be there: the next claim is due, from it"""
 
     async def save(
         self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord], metrics: Mapping[str, float]
@@ -138,12 +142,15 @@ class Checkpointer:
         """The job goes on from ``step``: a save of a later step that is still going on must not be committed."""
         if self.running is not None and self.running.step > step:
             self.running.gone_back_to = step
+        if self._unsure > step:
+            self._gone_back_to = step
 
     async def check_claim(self) -> None:
         """Raises Fenced when another submission has taken over; a storage that does not answer says nothing."""
         async with self._claiming:
             assert self.claim is not None
             try:
+                await self._renew_claim()
                 await asyncio.get_running_loop().run_in_executor(None, require_newest, self._folder.store, self.claim)
             except Fenced:
                 raise
@@ -160,15 +167,28 @@ class Checkpointer:
             loop, store = asyncio.get_running_loop(), self._folder.store
             taken = await loop.run_in_executor(None, fall_back, store, self.claim, time.time(), (damaged,))
             self.claim, self.committed, self.committed_generation = taken.claim, taken.checkpoint, None
+            self._unsure, self._gone_back_to = 0, None
         return taken.refused
+
+    async def _renew_claim(self) -> None:
+        """What may have been committed after the step to which the job has gone back counts no longer."""
+        assert self.claim is not None
+        if self._gone_back_to is not None:
+            loop, store, step = asyncio.get_running_loop(), self._folder.store, self._gone_back_to
+            self.claim = await loop.run_in_executor(None, go_on_from, store, self.claim, step, time.time())
+            self._unsure, self._gone_back_to = 0, None
 
     async def _save(
         self, snapshots: SnapshotSet, layout: Layout, members: Sequence[HostRecord], metrics: Mapping[str, float]
     ) -> Save:
         assert self.claim is not None
-        claim, save = self.claim, Save(snapshots.step, snapshots.generation)
-        self.running = save
+        save = self.running = Save(snapshots.step, snapshots.generation)
+        claim = self.claim
         try:
+            if self._gone_back_to is not None:
+                async with self._claiming:
+                    await self._renew_claim()
+                    claim = self.claim
             uploads = await _all_of(self._upload(snapshots, members, claim, save))
             self._require_wanted(save)
             manifest = self._manifest(snapshots, layout, uploads, claim, metrics)
@@ -187,13 +207,13 @@ class Checkpointer:
         before = Counter(store.retries)
         # First the lines of the steps that it stands for: a job that goes on from it could not write them again.
         await loop.run_in_executor(None, self._folder.flush_history)
+        self._unsure = max(self._unsure, save.step)
         committed = await loop.run_in_executor(None, commit, store, manifest, claim)
         if save.gone_back_to is not None:  # too late to keep it from being created, so it is made to count no longer
             async with self._claiming:
-                if self.claim is claim:
-                    new = await loop.run_in_executor(None, go_on_from, store, claim, save.gone_back_to, time.time())
-                    self.claim = new
+                await self._renew_claim()
             self._require_wanted(save)
+        self._unsure = 0
         save.manifest, save.seconds, self.committed = committed.manifest, save.seconds_so_far, committed.manifest.id
         # One that was there already has the same bits only when it is this save's own, committed by a lost answer.
         self.committed_generation = save.generation if committed.manifest.objects == manifest.objects else None

@@ -63,6 +63,17 @@ def test_claims_are_numbered_and_carry_the_whole_history(store: Store) -> None:
     assert take_claim(store, 40, "c", 4.0).history == ((1, FRESH), (3, 30), (4, 40))
 
 
+def test_after_a_lost_answer_its_own_claim_is_found_and_is_no_other_submission(store: Store) -> None:
+    first = first_claim(store, "a", 1.0)
+    lost = go_on_from(store, first, 30, 2.0)
+    assert go_on_from(store, first, 30, 3.0) == lost
+    back = go_on_from(store, first, 20, 4.0)  # it has gone back further meanwhile
+    assert (back.number, back.history) == (3, ((1, FRESH), (2, 30), (3, 20)))
+    announce(store, "b", 5.0)
+    with pytest.raises(Fenced, match="of b"):
+        go_on_from(store, back, 10, 6.0)
+
+
 def test_an_announced_claim_changes_nothing_of_what_counts_but_fences_all_others(store: Store) -> None:
     first = first_claim(store, "a", 1.0)
     require_newest(store, first)

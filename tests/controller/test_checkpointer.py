@@ -20,6 +20,7 @@ from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.members import HostRecord
 from elastic_train.controller.resumption import take_over
 from elastic_train.controller.wire import Message
+from elastic_train.storage.errors import StorageError
 from tests.checkpoint.states import even_layout, some_tensors, write_images
 from tests.jobs import make_job
 
@@ -68,8 +69,9 @@ class Case:
         return asyncio.ensure_future(self.saves.save(self.finished(step), Layout(dp_shard=2), members, {"loss": 2.0}))
 
     async def carry_out(self) -> None:
-        """All orders that are there."""
-        await asyncio.sleep(0)
+        """All orders of a save, as soon as they are there."""
+        while not self.hosts.orders:
+            await asyncio.sleep(0.001)
         for number, order in self.hosts.orders:
             image, description = Image.open(self.path / order["image"]), Description.from_json(order["description"])
             done = upload_image(image, order["step"], description, order["chunks"], self.store, order["object"])
@@ -143,6 +145,56 @@ def test_one_that_is_committed_at_that_very_moment_counts_no_longer(
         await case.carry_out()
         assert (await saving).manifest == load_manifest(case.store, 20)
         assert case.saves.committed == CheckpointId(20, 2)
+
+    run(tmp_path, test)
+
+
+@pytest.mark.parametrize("by", ["the watch", "the next save"])
+def test_a_commit_without_an_answer_counts_no_longer_once_the_job_has_gone_back_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Its manifest may come to be at any time: a resubmission would go on from steps that the job has not had."""
+
+    async def test(case: Case) -> None:
+        create, late = case.store.create, dict[str, bytes]()
+
+        def without_an_answer(path: str, data: bytes) -> None:
+            late[path] = data
+            raise StorageError(path, "no answer")
+
+        saving = case.save(10)
+        await case.carry_out()
+        await saving
+        monkeypatch.setattr(case.store, "create", without_an_answer)
+        saving = case.save(20)
+        await case.carry_out()
+        with pytest.raises(StorageError, match="no answer"):
+            await saving
+        case.saves.go_back(15)
+        await case.saves.check_claim()  # storage is still away
+        monkeypatch.setattr(case.store, "create", create)
+        manifest = CheckpointId(20, 1).path
+        if by == "the watch":
+            await case.saves.check_claim()
+        create(manifest, late[manifest])
+        saving = case.save(18)
+        await case.carry_out()
+        assert (await saving).step == 18
+        assert list_checkpoints(case.store) == [10, 18]
+        assert read_catalog(case.store).fenced == [CheckpointId(20, 1)]
+        assert case.saves.committed == CheckpointId(18, 2)
+
+    run(tmp_path, test)
+
+
+def test_one_that_has_its_answer_and_is_gone_back_before_is_no_reason_for_a_claim(tmp_path: Path) -> None:
+    async def test(case: Case) -> None:
+        saving = case.save(10)
+        await case.carry_out()
+        await saving
+        case.saves.go_back(5)  # cannot be: what is committed is where it would go on
+        await case.saves.check_claim()
+        assert case.saves.claim is not None and case.saves.claim.number == 1
 
     run(tmp_path, test)
 
