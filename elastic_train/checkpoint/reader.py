@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -36,18 +36,20 @@ def restore(
     rank: int = 0,
     expected_keys: Collection[str] | None = None,
     threads: int = 4,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Restored:
     """Copies into the tensors of ``state`` what they need of ``parts``, which must all be of one step and generation.
 
     Several parts may hold the same chunk: the nearest copy is read, and the next one when that cannot be read, is
     damaged, or was overwritten meanwhile. Of equally near copies rank r prefers the r-th, so that the ranks do not all
     read from one host. With ``expected_keys`` (all keys of the job, over all pipeline stages) saved keys beyond them
-    are errors. ``threads`` read from hosts and storage at a time.
+    are errors. ``threads`` read from hosts and storage at a time. ``on_progress`` is called after each request, by any
+    thread.
 
     Raises RestoreError (before anything is copied) when keys, dtypes, shapes or regions do not fit; DamagedChunk,
     SourceError or ImageError when no copy of a needed chunk can be read: the state is then partly overwritten.
     """
-    restoration = _Restoration(state, parts, rank, threads)
+    restoration = _Restoration(state, parts, rank, threads, on_progress)
     pending = plan(state, parts, expected_keys)
     while pending:
         pending = restoration.read(pending)
@@ -59,11 +61,19 @@ def restore(
 class _Restoration:
     """What has been read from where, and which copies turned out to be no good."""
 
-    def __init__(self, state: Mapping[str, LocalShard], parts: Sequence[Part], rank: int, threads: int) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, LocalShard],
+        parts: Sequence[Part],
+        rank: int,
+        threads: int,
+        on_progress: Callable[[], None],
+    ) -> None:
         self._state = state
         self._parts = parts
         self._rank = rank
         self._threads = threads
+        self._on_progress = on_progress
         self._unusable: set[int] = set()
         self._spoilt: set[tuple[int, int]] = set()
         self._moved: Counter[str] = Counter()
@@ -150,6 +160,7 @@ class _Restoration:
             if part in lost:  # each further request to a host that is gone would take its whole timeout
                 return Fetched(0, [(read, lost[part]) for read in run])
             fetched = fetch(self._state, self._parts[part], run)
+            self._on_progress()
             for _, error in fetched.failed:
                 if not isinstance(error, DamagedChunk):
                     lost[part] = error

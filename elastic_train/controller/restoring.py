@@ -38,10 +38,19 @@ class Restoration:
         pool: where this node's images are.
         token: what other hosts want to see.
         open_store: opens the job folder.
+        on_progress: called while it goes on: what is large takes longer than a hang may.
     """
 
-    def __init__(self, plan: Message, pool: Path, token: str, open_store: Callable[[], Store]) -> None:
+    def __init__(
+        self,
+        plan: Message,
+        pool: Path,
+        token: str,
+        open_store: Callable[[], Store],
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
         self._plan, self._pool, self._token, self._open_store = plan, pool, token, open_store
+        self._on_progress = on_progress
 
     @property
     def fresh(self) -> bool:
@@ -98,7 +107,7 @@ class Restoration:
             description = Description.from_json(entry["description"])
             parts += [Part(description, self._open(copy)) for copy in entry["copies"]]
         try:
-            restored = restore(state, [*parts, *saved], rank=rank, expected_keys=keys)
+            restored = restore(state, [*parts, *saved], rank=rank, expected_keys=keys, on_progress=self._on_progress)
         finally:
             for part in parts:
                 part.source.close()

@@ -60,7 +60,9 @@ class Trainer:
         self._control = ControlBlock(assignment["control"])
         self._pool = Path(assignment["pool"])
         open_store = partial(Store.open, assignment["job_folder"], self._job.storage)
-        self._restoration = Restoration(assignment["restore"], self._pool, assignment["token"], open_store)
+        self._restoration = Restoration(
+            assignment["restore"], self._pool, assignment["token"], open_store, self._control.beat
+        )
         self._snapshots: Snapshots | None = None
         self._stalled = 0.0
         """how long the update of the step had to wait for the snapshot of the one before"""

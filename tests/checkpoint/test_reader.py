@@ -93,6 +93,17 @@ def columns(full: Global, begin: int, end: int) -> State:
     return {"w": cut(full["w"], [[], sorted({begin, end} - {0, width})], [0, int(begin > 0)])}
 
 
+def test_progress_is_seen_while_a_large_state_is_read(tmp_path: Path, server: ByteServer) -> None:
+    """What takes longer than a hang may is none as long as bytes arrive; one beat per request."""
+    full = {"w": torch.arange(400.0).view(20, 20)}
+    paths = write_images(tmp_path, even_layout(full, 4), step=1)
+    for parts in (remote_parts(server, paths, 1), image_parts(paths, 1)):
+        beats: list[int] = []
+        target = emptied({"w": cut(full["w"], [[], []], [0, 0])})
+        restore(target, parts, on_progress=lambda beats=beats: beats.append(1))
+        assert len(beats) == 4
+
+
 def test_only_what_is_needed_is_read(tmp_path: Path, server: ByteServer) -> None:
     full = {"w": torch.arange(400.0).view(20, 20)}
     paths = write_images(tmp_path, even_layout(full, 4), step=1)
