@@ -10,7 +10,7 @@ from typing import Any
 
 
 @contextmanager
-def _coordinator(name: str, address: str | None) -> Iterator[Any | None]:
+def coordinator_of(name: str, address: str | None) -> Iterator[Any | None]:
     """The job's coordinator actor, None when no cluster or no such job is running."""
     import ray
 
@@ -35,7 +35,7 @@ def job_status(name: str, address: str | None = None) -> dict[str, Any] | None:
     """The status of a running job, None when it is not running (its job folder tells the rest)."""
     import ray
 
-    with _coordinator(name, address) as actor:
+    with coordinator_of(name, address) as actor:
         return None if actor is None else dict(ray.get(actor.status.remote(), timeout=10.0))
 
 
@@ -43,7 +43,7 @@ def stop_job(name: str, address: str | None = None, grace: float = 60.0) -> bool
     """Ask a running job to checkpoint and end, and wait up to ``grace`` seconds; False when it is not running."""
     import ray
 
-    with _coordinator(name, address) as actor:
+    with coordinator_of(name, address) as actor:
         if actor is None:
             return False
         ray.get(actor.stop.remote("stop_job"), timeout=10.0)

@@ -37,6 +37,7 @@ from elastic_train.controller.setbacks import Setbacks
 from elastic_train.controller.step_log import StepLog
 from elastic_train.controller.wire import Connection, Message
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
+from elastic_train.storage import outage
 from elastic_train.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,18 @@ class Coordinator:
             return
         self._record("stop_requested", reason=reason)
         self._finish(State.KILLED, reason)
+
+    def note_chaos(self, note: dict[str, Any]) -> None:
+        """What follows was caused on purpose."""
+        self._record("chaos", **note)
+
+    def begin_outage(self, seconds: float) -> str:
+        """Do without object storage for ``seconds``, hosts and coming trainers too; a sentence where there is none."""
+        if not self.job.storage.uri.startswith("s3://"):
+            return f"storage.uri={self.job.storage.uri} is no object storage; a job on s3:// can lose it"
+        outage.begin(seconds)
+        self.members.tell({"type": "outage", "seconds": seconds})
+        return ""
 
     def _finish(self, state: State, reason: str) -> None:
         self.state = State.FINISHING

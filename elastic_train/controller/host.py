@@ -29,6 +29,7 @@ from elastic_train.controller.partners import PartnerLink
 from elastic_train.controller.pool import Pool, machine_wide
 from elastic_train.controller.restore_plan import local_images
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
+from elastic_train.storage import outage
 from elastic_train.storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ class Host:
             "discard": self._do_discard,
             "upload": self._do_upload,
             "partners": self._do_partners,
+            "outage": lambda message: outage.begin(message["seconds"]),
         }
         while (message := await self._coordinator.receive()) is not None:
             if message["type"] == "stop":
@@ -200,6 +202,7 @@ class Host:
         message["token"] = self._settings.token
         message["job"] = self._settings.job
         message["job_folder"] = self._job_folder
+        message["outage_seconds"] = outage.seconds_left()
         message["interface"] = interface_of(self._settings.node_address)
         message["control"] = str(self._pool.path / f"g{generation}-r{rank}.control")
         self._trainer = self._forkserver.fork(generation, rank, message)

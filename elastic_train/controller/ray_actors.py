@@ -57,6 +57,20 @@ class CoordinatorActor:
     async def pid(self) -> int:
         return os.getpid()
 
+    async def place(self) -> dict[str, Any]:
+        """Where this actor is: ``{"pid": ..., "node": ...}``."""
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+
+    async def note_chaos(self, note: dict[str, Any]) -> None:
+        """Write into the ledger what somebody is about to break."""
+        assert self._coordinator is not None
+        self._coordinator.note_chaos(note)
+
+    async def begin_outage(self, seconds: float) -> str:
+        """Let coordinator, hosts and the trainers to come be without object storage; a sentence if there is none."""
+        assert self._coordinator is not None
+        return self._coordinator.begin_outage(seconds)
+
     async def register_controller(self, controller: Any) -> None:
         """Ray Train's controller actor, told by the scaling policy when it starts."""
         self._controller = controller

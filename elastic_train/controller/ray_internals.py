@@ -228,6 +228,18 @@ class _JoinerHost:
         return run_host()
 
 
+def drain_node(node_id: str, seconds: float, reason: str) -> str:
+    """Announce the end of a node in ``seconds``, as a cloud does before it takes it; a sentence if Ray refuses."""
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated import autoscaler_pb2
+
+    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+    preempted = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")  # type: ignore[attr-defined]
+    deadline = time.time_ns() // 1_000_000 + int(seconds * 1000)
+    accepted, refusal = gcs.drain_node(node_id, preempted, reason, deadline)
+    return "" if accepted else f"Ray does not drain node {node_id[:8]}: {refusal}"
+
+
 def count_seats(seat: dict[str, float]) -> int:
     """How many hosts with resources ``seat`` the living nodes have free at this moment."""
     from ray._private.state import available_resources_per_node

@@ -34,6 +34,7 @@ from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.evaluation import open_evaluation
 from elastic_train.data.order import SampleOrder
 from elastic_train.model.hf_folder import open_source
+from elastic_train.storage import outage
 from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
@@ -218,6 +219,7 @@ def main(channel: socket.socket) -> int:
     if assignment.get("interface"):
         os.environ["GLOO_SOCKET_IFNAME"] = assignment["interface"]
     torch.set_num_threads(assignment["job"]["hosts"]["threads"])
+    outage.begin(assignment["outage_seconds"])
     trainer = None
     try:
         trainer = Trainer(channel, assignment)

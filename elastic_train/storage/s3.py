@@ -123,7 +123,17 @@ def _make_client(uri: str, config: StorageConfig) -> Any:
         raise WrongSettings(uri, f"endpoint_url={endpoint!r} is not accepted: {error}") from None
     if endpoint:
         client.meta.events.register("before-call.s3", _follow_no_redirect)
+    client.meta.events.register("before-send.s3", _not_in_an_outage)
     return client
+
+
+def _not_in_an_outage(request: Any, **_: Any) -> None:
+    from botocore.exceptions import EndpointConnectionError
+
+    from elastic_train.storage import outage
+
+    if outage.seconds_left():
+        raise EndpointConnectionError(endpoint_url=request.url)
 
 
 def _client_config(config: StorageConfig, endpoint: str | None) -> Any:

@@ -1,0 +1,67 @@
+"""Chaos against a job on real raylets: each kind of fault is done for real, and the job keeps its curve."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.controller.local_cluster import LocalCluster
+from tests.cli.command import elastic_train
+from tests.jobs import assert_same_curve, make_job
+from tests.local_job import LocalJob
+from tests.ray_job import RayJob, pools, processes, refill, until_none
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+LONG = ("training.steps=400", "checkpoint.every_steps=50", "parallel.pp=1", "failure.hang_seconds=3")
+TRACE = """
+{"at": 0, "kind": "kill-trainer"}
+{"at": 3, "kind": "hang"}
+{"at": 9, "kind": "partition", "seconds": 1}
+{"at": 9.5, "kind": "store-outage", "seconds": 1}
+{"at": 10, "kind": "kill-host"}
+{"at": 14, "kind": "kill-node"}
+"""
+
+
+def test_a_trace_is_struck_and_told_and_changes_no_sample_and_no_loss(
+    ray_cluster: LocalCluster, corpus: Path, tmp_path: Path
+) -> None:
+    refill(ray_cluster, nodes=2, cpus=2)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(TRACE)
+    said: list[Any] = []
+    with RayJob(make_job(corpus, tmp_path, "chaos", *LONG), ray_cluster.address) as run:
+        run.wait(lambda status: status["step"] >= 3)
+        arguments = ("chaos", "replay", "chaos", "--trace", str(trace), "--address", ray_cluster.address)
+        chaos = threading.Thread(target=lambda: said.append(elastic_train(*arguments, cwd=tmp_path)))
+        chaos.start()
+        outcome = run.finish()
+        chaos.join()
+    assert (outcome["state"], outcome["exit_code"]) == ("finished", 0), outcome
+    (done,) = said
+    assert done.returncode == 0, done.stderr
+    for line in ("kill-trainer: rank", "hang: rank", "kill-host:", "kill-node: node"):
+        assert line in done.stdout, done.stdout
+    assert "partition: not done; 127.0.0." in done.stdout
+    assert "store-outage: not done; storage.uri=" in done.stdout
+    assert "4 faults" in done.stdout
+    assert [event["kind"] for event in run.events("chaos")] == [
+        "kill-trainer",
+        "hang",
+        "partition",
+        "store-outage",
+        "kill-host",
+        "kill-node",
+    ]
+    causes = {event["cause"] for event in run.events("generation_formed")}
+    assert {"trainer_killed", "hang", "host_lost"} <= causes
+    with LocalJob(make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")) as calm:
+        calm.start_host("only", "node")
+        assert calm.finish()["state"] == "finished"
+    assert_same_curve(run.lines("steps"), calm.lines("steps"), tolerance=1e-4)
+    until_none(lambda: processes(ray_cluster))
+    assert not pools(run.job)
