@@ -14,6 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
+from elastic_train.checkpoint.description import Description
 from elastic_train.checkpoint.errors import Fenced
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
@@ -244,7 +245,7 @@ class Coordinator:
         if self.state.ended:
             return
         self._record("host_lost", host=host.number, node=host.node, pid=host.pid)
-        if self.generation is not None and host in self.generation.members:
+        if self.generation is not None and self.generation.has(host):
             self._trouble(self.generation, Trouble("host_lost", f"{host.label} is gone"))
 
     def _handle(self, host: HostRecord, message: Message) -> None:
@@ -317,7 +318,7 @@ class Coordinator:
     def _settled(self, host: HostRecord) -> bool:
         assert self.generation is not None
         waited = time.time() - (host.ready_since or 0.0)
-        return host in self.generation.members or waited >= self.job.hosts.settle_seconds
+        return self.generation.has(host) or waited >= self.job.hosts.settle_seconds
 
     # -- trainers ------------------------------------------------------------------------------------------------
 
@@ -334,9 +335,9 @@ class Coordinator:
             if message["passed_over"]:
                 self._record("restore_passed_over", rank=rank, detail="; ".join(message["passed_over"]))
         elif kind == "described":
-            self._inventory.describe(generation.number, rank, message["description"])
+            self._on_described(host, generation, rank, message["description"])
         elif kind == "stepped":
-            generation.stepped.setdefault(message["step"], {})[rank] = message
+            generation.says(rank, message)
             self._hold(generation.number, rank, message["step"], host.node, message["image"])
         elif kind == "error":
             self._on_error(host, generation, message)
@@ -350,11 +351,18 @@ class Coordinator:
         elif kind == "copy_failed":
             self._trouble(generation, Trouble("copy_failed", f"rank {rank}: {message['error']}"))
 
+    def _on_described(self, host: HostRecord, generation: Generation, rank: int, text: str) -> None:
+        """A trainer has built its part of the model: now it is known which images it needs."""
+        self._inventory.describe(generation.number, rank, text)
+        restore = generation.restore
+        if restore is not None and restore.snapshots is not None:
+            needs, hosts = Description.from_json(text), self.members.by_node
+            ranks = restore.directions(rank, host.node, needs, hosts, self._inventory)
+            host.connection.send({"type": "directions", "generation": generation.number, "ranks": ranks})
+
     def _on_refused_copy(self, generation: Generation, message: Message) -> None:
         """A partner's node is full: the step, and those to come, do without its copy."""
-        said = generation.stepped.get(message["step"], {}).get(message["rank"])
-        if said is not None and message["node"] in said["copies"]:
-            said["copies"].remove(message["node"])
+        generation.is_refused(message["step"], message["rank"], message["node"])
         self._copies.refused(message["node"], message["error"])
         self._watch_copies()
         self._finish_if_whole(generation.number, message["step"])
@@ -433,7 +441,7 @@ class Coordinator:
 
     def _drop(self, generation: Generation, rank: int, node: str) -> bool:
         """Forget an image that could not be restored."""
-        source = generation.restore_from
+        source = generation.restore.snapshots if generation.restore is not None else None
         return source is not None and self._inventory.drop(source.generation, rank, source.step, node)
 
     def _trouble(self, generation: Generation, trouble: Trouble) -> None:
@@ -524,14 +532,14 @@ class Coordinator:
         partners = self._copies.choose(members)
         self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
-        self.generation.restore_from = restore.snapshots
+        self.generation.restore = restore
         self.state, self.message = State.FORMING, ""
         self._inventory.open_generation(number, layout.world_size)
         self._layouts[number] = layout
         for rank, member in enumerate(members):
             member.beats, member.trainer_pid = 0, None
             member.connection.send(self._assignment(rank, restore))
-        self.members.tell({"type": "release"}, but=members)
+        self.members.tell({"type": "release"}, but=self.generation.has)
 
     def _wait(self, cause: Trouble) -> None:
         self.generation = None
@@ -550,6 +558,6 @@ class Coordinator:
             "layout": generation.layout.as_dict(),
             "store": list(self._rendezvous.endpoint),
             "start_step": generation.start_step,
-            "restore": restore.directions(generation.members[rank], self.members.hosts.values(), self._inventory),
+            "restore": restore.summary(generation.members[rank].node),
             "partners": [partner.as_partner() for partner in generation.partners[rank]],
         }

@@ -36,7 +36,7 @@ class Copies:
         """Partners by rank; says once when there are fewer than are wanted."""
         now = self._clock()
         full = {node for node, entry in self._full.items() if entry.until > now}
-        partners = [choose_partners(members, rank, self._wanted, full) for rank in range(len(members))]
+        partners = choose_partners(members, self._wanted, full)
         fewest = min(map(len, partners))
         if fewest < self._wanted and fewest != self._told:
             nodes = {member.node for member in members}

@@ -30,6 +30,7 @@ class TrainerProcess:
         self.pid: int | None = None
         self._pidfd: int | None = None
         self._killed = False
+        self._channel: Connection | None = None
 
     def started(self, pid: int) -> None:
         self.pid = pid
@@ -39,6 +40,15 @@ class TrainerProcess:
             return  # it has ended and been reaped already
         if self._killed:
             self.kill()
+
+    def converse(self, channel: Connection) -> None:
+        """Its end of the socket is open."""
+        self._channel = channel
+
+    def tell(self, message: Message) -> None:
+        """Send it a line; it must have said something before."""
+        assert self._channel is not None
+        self._channel.send(message)
 
     def kill(self) -> None:
         """SIGKILL, now or as soon as the process exists. A pidfd, so that a reused pid is never hit."""
@@ -130,6 +140,7 @@ class ForkServerClient:
     async def _converse(self, trainer: TrainerProcess, ours: socket.socket, assignment: Message) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LINE_LIMIT)
         connection = Connection(reader, writer)
+        trainer.converse(connection)
         connection.send(assignment)
         try:
             while (message := await connection.receive()) is not None:

@@ -27,7 +27,6 @@ from elastic_train.config.job import Job
 from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
 from elastic_train.controller.partners import PartnerLink
 from elastic_train.controller.pool import Pool, machine_wide
-from elastic_train.controller.restore_plan import local_images
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
 from elastic_train.storage import outage
 from elastic_train.storage.store import Store
@@ -158,6 +157,7 @@ class Host:
             "discard": self._do_discard,
             "upload": self._do_upload,
             "partners": self._do_partners,
+            "directions": self._do_directions,
             "outage": lambda message: outage.begin(message["seconds"]),
         }
         while (message := await self._coordinator.receive()) is not None:
@@ -197,7 +197,7 @@ class Host:
         self._kill_trainer()
         generation, rank = message["generation"], message["rank"]
         self._assignment, self._buffers = message, {}
-        self._byte_server.fence(generation, local_images(message["restore"]))
+        self._byte_server.fence(generation, set(message["restore"]["images"]))
         message["pool"] = str(self._pool.path)
         message["token"] = self._settings.token
         message["job"] = self._settings.job
@@ -206,6 +206,10 @@ class Host:
         message["interface"] = interface_of(self._settings.node_address)
         message["control"] = str(self._pool.path / f"g{generation}-r{rank}.control")
         self._trainer = self._forkserver.fork(generation, rank, message)
+
+    def _do_directions(self, message: Message) -> None:
+        if self._trainer is not None and message["generation"] == self._trainer.generation:
+            self._trainer.tell(message)
 
     def _do_release(self, message: Message) -> None:
         """No place in the present layout, or nothing to run: wait as a warm spare."""

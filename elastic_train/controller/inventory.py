@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from elastic_train.controller.directory import Directory
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -23,6 +25,14 @@ class SnapshotSet:
     world_size: int
     holders: dict[int, dict[str, Held]] = field(default_factory=dict)
     """rank -> node -> image"""
+    images: int = 0
+    """how many, over all ranks and nodes"""
+
+    def hold(self, rank: int, node: str, image: str) -> None:
+        """A whole image of ``rank`` is on ``node``."""
+        held = self.holders.setdefault(rank, {})
+        self.images += node not in held
+        held[node] = Held(node, image)
 
     def complete(self, nodes: Collection[str]) -> bool:
         """Whether each rank's image is on at least one of ``nodes``."""
@@ -30,6 +40,14 @@ class SnapshotSet:
 
     def copies(self, rank: int) -> int:
         return len(self.holders.get(rank, ()))
+
+    def images_by_node(self) -> dict[str, dict[int, str]]:
+        """node -> rank -> name of the image."""
+        found: dict[str, dict[int, str]] = {}
+        for rank, holders in self.holders.items():
+            for node, held in holders.items():
+                found.setdefault(node, {})[rank] = held.image
+        return found
 
 
 class Inventory:
@@ -42,12 +60,17 @@ class Inventory:
         """generation -> the newest of its steps that may still be used"""
         self.descriptions: dict[tuple[int, int], str] = {}
         """(generation, rank) -> JSON description of the rank's image"""
+        self.directories: dict[int, Directory] = {}
+        """generation -> who holds what"""
 
     def open_generation(self, generation: int, world_size: int) -> None:
         self._worlds[generation] = world_size
+        self.directories[generation] = Directory()
 
     def describe(self, generation: int, rank: int, description: str) -> None:
+        """What the rank's images hold, as JSON."""
         self.descriptions[generation, rank] = description
+        self.directories[generation].add(rank, description)
 
     def add(self, generation: int, rank: int, step: int, node: str, image: str) -> SnapshotSet | None:
         """Record a whole image; None for a generation or step that is unknown or already given up."""
@@ -55,7 +78,7 @@ class Inventory:
         if world is None or not 0 <= rank < world or step > self._limits.get(generation, step):
             return None
         snapshots = self._sets.setdefault((step, generation), SnapshotSet(generation, step, world))
-        snapshots.holders.setdefault(rank, {})[node] = Held(node, image)
+        snapshots.hold(rank, node, image)
         return snapshots
 
     def newest_complete(self, nodes: Collection[str]) -> SnapshotSet | None:
@@ -74,7 +97,10 @@ class Inventory:
     def drop(self, generation: int, rank: int, step: int, node: str) -> bool:
         """Forget one image, which could not be read; False when it was not known (any more)."""
         snapshots = self._sets.get((step, generation))
-        return snapshots is not None and snapshots.holders.get(rank, {}).pop(node, None) is not None
+        if snapshots is None or snapshots.holders.get(rank, {}).pop(node, None) is None:
+            return False
+        snapshots.images -= 1
+        return True
 
     def give_up_after(self, step: int) -> None:
         """The generations there are go on from ``step``: their later images, also those still to be told of, are over.
@@ -95,6 +121,7 @@ class Inventory:
 
     def _forget(self, generation: int) -> None:
         self._limits.pop(generation, None)
+        self.directories.pop(generation, None)
         for rank in range(self._worlds.pop(generation)):
             self.descriptions.pop((generation, rank), None)
         for key in [key for key in self._sets if key[1] == generation]:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from elastic_train.config.layout import Layout
 from elastic_train.controller.inventory import SnapshotSet
 from elastic_train.controller.wire import Connection, Message
+
+if TYPE_CHECKING:
+    from elastic_train.controller.restore_plan import RestorePlan
 
 
 @dataclass(slots=True, eq=False)
@@ -93,39 +98,81 @@ class Generation:
     first_step_at: float | None = None
     stepped: dict[int, dict[int, Message]] = field(default_factory=dict)
     """step -> rank -> what the trainer said of it"""
-    restore_from: SnapshotSet | None = None
-    """the images that it was told to begin with"""
+    restore: RestorePlan | None = None
+    """what it was told to begin with"""
     troubles: list[Trouble] = field(default_factory=list)
     refusing: bool = False
     """Its checkpoint is being given up because a rank found it damaged; what other ranks say now changes nothing."""
     last_progress: float = field(default_factory=time.time)
+    _ranks: dict[int, int] = field(init=False)
+    """host number -> rank"""
+    _promised: dict[int, int] = field(default_factory=dict)
+    """step -> images that there will be of it, copies included"""
+
+    def __post_init__(self) -> None:
+        self._ranks = {member.number: rank for rank, member in enumerate(self.members)}
 
     def rank_of(self, host: HostRecord) -> int | None:
-        return self.members.index(host) if host in self.members else None
+        """None for a host that takes no part."""
+        return self._ranks.get(host.number)
+
+    def has(self, host: HostRecord) -> bool:
+        """Whether it takes part."""
+        return host.number in self._ranks
+
+    def says(self, rank: int, message: Message) -> None:
+        """``rank`` has done a step, and its host has promised copies of it."""
+        step = message["step"]
+        self.stepped.setdefault(step, {})[rank] = message
+        self._promised[step] = self._promised.get(step, 0) + 1 + len(message["copies"])
+
+    def is_refused(self, step: int, rank: int, node: str) -> None:
+        """``node`` takes no copy of a rank's step: it is done without."""
+        said = self.stepped.get(step, {}).get(rank)
+        if said is not None and node in said["copies"]:
+            said["copies"].remove(node)
+            self._promised[step] -= 1
+
+    def is_finished(self, step: int) -> None:
+        """``step`` is logged."""
+        self.finished_step = step
+        del self.stepped[step], self._promised[step]
 
     def holds(self, snapshots: SnapshotSet) -> bool:
         """Whether a step is whole on every rank and on every node that its host copies it to."""
-        said = self.stepped.get(snapshots.step, {})
-        ranks = range(self.layout.world_size)
-        return all(rank in said and snapshots.copies(rank) > len(said[rank]["copies"]) for rank in ranks)
+        said, world = self.stepped.get(snapshots.step, {}), self.layout.world_size
+        if len(said) < world or snapshots.images < self._promised[snapshots.step]:
+            return False  # asked at every message, and nearly always this says it
+        return all(snapshots.copies(rank) > len(said[rank]["copies"]) for rank in range(world))
 
 
-def choose_partners(
-    members: Sequence[HostRecord], rank: int, count: int, full: Collection[str] = ()
-) -> list[HostRecord]:
-    """Up to ``count`` hosts, each on a different other node, for the copies of ``rank``'s snapshots.
+def choose_partners(members: Sequence[HostRecord], count: int, full: Collection[str] = ()) -> list[list[HostRecord]]:
+    """By rank up to ``count`` hosts, each on a different other node, for the copies of its snapshots.
 
     The next nodes in the ring of nodes take them, but those that are ``full``, and inside a node the host of the same
     position, so that the copies spread evenly.
     """
     nodes: dict[str, list[HostRecord]] = {}
+    places = []
     for member in members:
         nodes.setdefault(member.node, []).append(member)
-    ring = list(nodes)
-    own = members[rank]
-    here, place = ring.index(own.node), nodes[own.node].index(own)
-    others = [node for node in ring[here + 1 :] + ring[:here] if node not in full]
-    return [nodes[node][place % len(nodes[node])] for node in others[:count]]
+        places.append(len(nodes[member.node]) - 1)
+    following = _following(list(nodes), count, set(full))
+    return [
+        [nodes[node][place % len(nodes[node])] for node in following[member.node]]
+        for member, place in zip(members, places, strict=True)
+    ]
+
+
+def _following(ring: list[str], count: int, full: Collection[str]) -> dict[str, list[str]]:
+    """node -> the next ``count`` others in the ring that are not full."""
+    free = [place for place, node in enumerate(ring) if node not in full]
+    found = {}
+    for here, node in enumerate(ring):
+        first = bisect_right(free, here)
+        around = (free[(first + step) % len(free)] for step in range(len(free)))
+        found[node] = [ring[place] for place in islice((place for place in around if place != here), count)]
+    return found
 
 
 def order_members(hosts: list[HostRecord], wanted: int) -> list[HostRecord]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from elastic_train.controller.members import HostRecord
 from elastic_train.controller.wire import Connection, Message
@@ -20,6 +20,8 @@ class Membership:
         self._record = record
         self._count = 0
         self.hosts: dict[int, HostRecord] = {}
+        self.by_node: dict[str, list[HostRecord]] = {}
+        """only nodes with a host: where snapshots can be read"""
         self.first_ready: float | None = None
         """when the first host of this run was ready"""
 
@@ -37,12 +39,16 @@ class Membership:
             joined=time.time(),
         )
         self.hosts[host.number] = host
+        self.by_node.setdefault(host.node, []).append(host)
         self._record("host_joined", host=host.number, node=host.node, pid=host.pid)
         return host
 
     def leave(self, host: HostRecord) -> None:
         """Its connection has ended."""
         del self.hosts[host.number]
+        self.by_node[host.node].remove(host)
+        if not self.by_node[host.node]:
+            del self.by_node[host.node]
 
     def is_ready(self, host: HostRecord) -> None:
         """It can fork trainers from now on."""
@@ -58,7 +64,7 @@ class Membership:
 
     def nodes(self) -> set[str]:
         """Where snapshots can be read."""
-        return {host.node for host in self.hosts.values()}
+        return set(self.by_node)
 
     def cut_silent(self, now: float, lease_seconds: float) -> None:
         """End the connections that were not heard for as long as a lease; ``now`` is the event loop's time."""
@@ -66,10 +72,10 @@ class Membership:
             if now - host.connection.last_heard > lease_seconds:
                 host.connection.abort()
 
-    def tell(self, message: Message, but: Iterable[HostRecord] = ()) -> None:
-        """Send ``message`` to all hosts that are not among ``but``."""
+    def tell(self, message: Message, but: Callable[[HostRecord], bool] = lambda host: False) -> None:
+        """Send ``message`` to all hosts, ``but`` those."""
         for host in self.hosts.values():
-            if host not in but:
+            if not but(host):
                 host.connection.send(message)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from elastic_train.checkpoint.manifest import CheckpointId, read_manifest
 from elastic_train.checkpoint.reader import Part, Restored, restore
 from elastic_train.checkpoint.restore_checkpoint import parts_of
 from elastic_train.checkpoint.sources import ChunkSource, ImageSource, RemoteSource
-from elastic_train.controller.restore_plan import local_images
 from elastic_train.controller.wire import Message
 from elastic_train.parallel.shard import LocalShard
 from elastic_train.storage.store import Store
@@ -34,7 +33,7 @@ class Restoration:
     """The restore of one trainer.
 
     Args:
-        plan: ``RestorePlan.directions``.
+        plan: ``RestorePlan.summary``.
         pool: where this node's images are.
         token: what other hosts want to see.
         open_store: opens the job folder.
@@ -51,19 +50,27 @@ class Restoration:
     ) -> None:
         self._plan, self._pool, self._token, self._open_store = plan, pool, token, open_store
         self._on_progress = on_progress
+        self._ranks: list[Message] = []
 
     @property
     def fresh(self) -> bool:
         """There is nothing to restore: the job begins."""
-        return not self._plan["ranks"] and self._plan["checkpoint"] is None
+        return not self.from_memory and self._plan["checkpoint"] is None
+
+    @property
+    def from_memory(self) -> bool:
+        """``run`` needs to be told what memory has."""
+        return bool(self._plan["memory"])
 
     @property
     def images(self) -> set[str]:
         """Names of this node's images that hold the state, and so must stay until the next one is finished."""
-        return local_images(self._plan)
+        return set(self._plan["images"])
 
-    def run(self, state: Mapping[str, LocalShard], rank: int, keys: Collection[str]) -> Restored:
+    def run(self, state: Mapping[str, LocalShard], rank: int, keys: Collection[str], ranks: list[Message]) -> Restored:
         """Fill ``state``; the trainer is ``rank`` now, and ``keys`` are those of the whole job.
+
+        ``ranks`` are ``RestorePlan.directions``: the images that have something of it.
 
         Storage is asked only when memory does not have everything: a restore from memory must not wait for it.
 
@@ -74,6 +81,7 @@ class Restoration:
             RestoreError: the state does not fit the job.
         """
         passed_over: list[str] = []
+        self._ranks = ranks
         if self._plan["whole"]:
             try:
                 return self._restore(state, rank, keys, [], passed_over)
@@ -103,7 +111,7 @@ class Restoration:
         passed_over: list[str],
     ) -> Restored:
         parts = []
-        for entry in self._plan["ranks"]:
+        for entry in self._ranks:
             description = Description.from_json(entry["description"])
             parts += [Part(description, self._open(copy)) for copy in entry["copies"]]
         try:
@@ -125,7 +133,7 @@ class Restoration:
         """Which copies it is: each is asked for nothing but its step. A host that is silent may have them still."""
         return [
             {"rank": entry["rank"], "node": copy["node"]}
-            for entry in self._plan["ranks"]
+            for entry in self._ranks
             for copy in entry["copies"]
             if not self._answers(copy)
         ]

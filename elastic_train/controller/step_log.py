@@ -38,9 +38,8 @@ class StepLog:
         """The next step is finished: whole on every rank and every partner."""
         line = step_line(generation, step, self.samples(step) if self.samples else None)
         self._folder.steps.append(line)
-        self.finished_step = generation.finished_step = step
-        self.last_line = line
-        generation.stepped.pop(step)
+        self.finished_step, self.last_line = step, line
+        generation.is_finished(step)
         self._on_event({"event": "step", **line})
 
     def catch_up(self, generation: Generation | None, step: int) -> None:

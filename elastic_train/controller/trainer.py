@@ -1,7 +1,8 @@
 """The trainer process: computes for one generation, is never repaired and may be killed at any moment.
 
 Forked by the host's forkserver with one socket to the host. The host's first line is the assignment; everything the
-trainer has to tell goes back as lines: ``phase``, ``described``, ``stepped``, ``completed`` or ``error``.
+trainer has to tell goes back as lines: ``phase``, ``described``, ``stepped``, ``completed`` or ``error``. To
+``described`` the answer is ``directions``, when there is something in memory to restore.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import traceback
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from elastic_train.checkpoint.capture import Capture
+from elastic_train.checkpoint.capture import Capture, describe
 from elastic_train.checkpoint.errors import DamagedChunk, NoRoom, SourceError
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
@@ -51,8 +53,8 @@ class NonFiniteLoss(RuntimeError):
 class Trainer:
     """One rank of one generation, as told by ``assignment``."""
 
-    def __init__(self, channel: socket.socket, assignment: Message) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket, lines: BinaryIO, assignment: Message) -> None:
+        self._channel, self._lines = channel, lines
         self._job = Job.model_validate(assignment["job"], strict=False)
         self._generation: int = assignment["generation"]
         self._rank: int = assignment["rank"]
@@ -75,6 +77,15 @@ class Trainer:
         with self._telling:
             self._channel.sendall(encode(message))
 
+    def _hear(self, kind: str) -> Message:
+        """The host's next line, which must be of that kind."""
+        line = self._lines.readline()
+        if not line:
+            raise BrokenPipeError("the host has ended")
+        message = decode(line)
+        assert message["type"] == kind
+        return message
+
     def run(self) -> None:
         """Form the group, take the state, then step until the job's last step."""
         started = time.time()
@@ -82,6 +93,7 @@ class Trainer:
         self._phase("group", started)
         started = time.time()
         engine = self._build_engine()
+        self.tell({"type": "described", "description": describe(engine.state()).to_json()})
         self._phase("build", started)
         started = time.time()
         self._take_state(engine)
@@ -117,13 +129,13 @@ class Trainer:
         if self._restoration.fresh:
             engine.initialize(open_source(self._job))
             return
-        restored = self._restoration.run(engine.state(), self._rank, state_keys(self._job))
+        ranks = self._hear("directions")["ranks"] if self._restoration.from_memory else []
+        restored = self._restoration.run(engine.state(), self._rank, state_keys(self._job), ranks)
         engine.publish()
         self.tell({"type": "restored", "bytes": dict(restored.bytes_read), "passed_over": restored.passed_over})
 
     def _open_snapshots(self, engine: Engine) -> Snapshots:
         capture = Capture(engine.state())
-        self.tell({"type": "described", "description": capture.description.to_json()})
         keep = self._restoration.images
         return Snapshots(capture, self._control, self.tell, self._pool, self._generation, self._rank, keep)
 
@@ -210,8 +222,8 @@ def _error_message(error: Exception, step: int) -> Message:
 
 def main(channel: socket.socket) -> int:
     """Run one trainer over ``channel``; returns the exit code of the process."""
-    with channel.makefile("rb") as reader:
-        line = reader.readline()
+    lines = channel.makefile("rb")
+    line = lines.readline()
     if not line:
         return 0  # the host ended before it had anything to do for us
     assignment = decode(line)
@@ -222,7 +234,7 @@ def main(channel: socket.socket) -> int:
     outage.begin(assignment["outage_seconds"])
     trainer = None
     try:
-        trainer = Trainer(channel, assignment)
+        trainer = Trainer(channel, lines, assignment)
         trainer.run()
     except BrokenPipeError:
         return 1  # the host is gone
@@ -232,6 +244,5 @@ def main(channel: socket.socket) -> int:
             trainer.settle()  # else the step that was reached before would be done again, and again
         channel.sendall(encode(message))
         return 1
-    while channel.recv(4096):  # the snapshot stays valid without us; the host ends this process
-        pass
+    lines.read()  # the snapshot stays valid without us; the host ends this process
     return 0

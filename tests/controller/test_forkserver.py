@@ -35,7 +35,8 @@ def assignment(folder: Path, store: tuple[str, int], rank: int = 0, **changes: A
         "layout": {"pp": 2, "dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1},
         "store": list(store),
         "start_step": 0,
-        "restore": {"step": 0, "ranks": [], "whole": False, "checkpoint": None},
+        "restore": {"step": 0, "images": [], "memory": False, "whole": False, "checkpoint": None},
+        "outage_seconds": 0.0,
         "job": make_job(folder / "no data", folder, "job").as_dict(),
         "control": str(folder / f"control-{rank}"),
         "pool": str(folder),
@@ -270,7 +271,8 @@ def test_a_trainer_has_nothing_left_to_import(corpus: Path, tmp_path: Path, kind
         with LocalJob(make_job(corpus, tmp_path, "imports", "training.steps=1", *options)) as first:
             first.start_host("only", "a")
             assert first.finish()["state"] == "finished"
-        told |= {"restore": {"step": 1, "ranks": [], "whole": False, "checkpoint": 1}, "start_step": 1}
+        told["restore"] |= {"step": 1, "checkpoint": 1}
+        told["start_step"] = 1
     (tmp_path / "assignment.json").write_text(json.dumps(told))
     with program(TRAINER, str(tmp_path / "assignment.json"), environment={"OMP_NUM_THREADS": "1"}) as trainer:
         code, last, imported = json.loads(trainer.hear())

@@ -3,7 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic_train.checkpoint.description import Description
 from elastic_train.controller.inventory import Inventory, SnapshotSet
+
+EMPTY = Description((), 0).to_json()
 
 
 def opened(*worlds: int) -> Inventory:
@@ -12,7 +15,7 @@ def opened(*worlds: int) -> Inventory:
     for generation, world in enumerate(worlds, start=1):
         inventory.open_generation(generation, world)
         for rank in range(world):
-            inventory.describe(generation, rank, f"description of {generation}/{rank}")
+            inventory.describe(generation, rank, EMPTY)
     return inventory
 
 
@@ -48,10 +51,10 @@ def test_a_missing_rank_makes_a_step_incomplete() -> None:
 def test_a_rank_without_description_makes_a_step_incomplete() -> None:
     inventory = Inventory()
     inventory.open_generation(1, 2)
-    inventory.describe(1, 0, "description")
+    inventory.describe(1, 0, EMPTY)
     hold(inventory, 1, 1, "a a")
     assert newest(inventory, "a") is None
-    inventory.describe(1, 1, "description")
+    inventory.describe(1, 1, EMPTY)
     assert newest(inventory, "a") == (1, 1)
 
 
@@ -148,7 +151,7 @@ def test_steps_that_were_rolled_back_are_over_also_when_their_node_comes_back() 
     assert newest(inventory, "ab") is None
     assert inventory.add(1, 0, 20, "b", "image") is None
     inventory.open_generation(2, 1)
-    inventory.describe(2, 0, "description")
+    inventory.describe(2, 0, EMPTY)
     hold(inventory, 2, 11, "a")
     hold(inventory, 1, 10, "b")
     assert newest(inventory, "ab") == (11, 2)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.config.layout import Layout
-from elastic_train.controller.inventory import Held, SnapshotSet
+from elastic_train.controller.inventory import SnapshotSet
 from elastic_train.controller.members import Generation, Trouble, choose_partners, order_members, step_line
 from tests.controller.records import host, hosts
 
@@ -32,15 +32,14 @@ def numbers(members: list) -> list[int]:
 )
 def test_partners(nodes: str, count: int, partners: list[list[int]]) -> None:
     members = hosts(nodes)
-    assert [numbers(choose_partners(members, rank, count)) for rank in range(len(members))] == partners
+    assert list(map(numbers, choose_partners(members, count))) == partners
 
 
 @given(nodes=st.text("abcdefg", min_size=1, max_size=24), count=st.integers(0, 4))
 def test_partners_are_on_other_nodes_each_on_one_of_its_own(nodes: str, count: int) -> None:
     members = hosts(nodes)
     load: Counter[int] = Counter()
-    for rank, member in enumerate(members):
-        partners = choose_partners(members, rank, count)
+    for member, partners in zip(members, choose_partners(members, count), strict=True):
         places = [partner.node for partner in partners]
         assert len(places) == min(count, len(set(nodes)) - 1)
         assert len(set(places)) == len(places)
@@ -55,7 +54,7 @@ def test_partners_are_on_other_nodes_each_on_one_of_its_own(nodes: str, count: i
 @given(hosts_per_node=st.integers(1, 4), nodes=st.integers(2, 6), count=st.integers(1, 3))
 def test_equal_nodes_share_the_copies_evenly(hosts_per_node: int, nodes: int, count: int) -> None:
     members = hosts("".join(letter * hosts_per_node for letter in "abcdef"[:nodes]))
-    load = Counter(partner.number for rank in range(len(members)) for partner in choose_partners(members, rank, count))
+    load = Counter(partner.number for partners in choose_partners(members, count) for partner in partners)
     assert [load[member.number] for member in members] == [min(count, nodes - 1)] * len(members)
 
 
@@ -137,20 +136,28 @@ def test_step_line_of_a_step_with_an_evaluation() -> None:
 )
 def test_nodes_without_room_get_no_copies(nodes: str, full: str, partners: list[list[int]]) -> None:
     members = hosts(nodes)
-    assert [numbers(choose_partners(members, rank, 1, full)) for rank in range(len(members))] == partners
+    assert list(map(numbers, choose_partners(members, 1, full))) == partners
 
 
 def test_a_step_is_held_when_every_copy_that_its_hosts_promised_is_there() -> None:
     members = hosts("ab")
     generation = Generation(1, Layout(pp=2), members, [[members[1]], []], 0, Trouble("start", ""))
-    snapshots = SnapshotSet(1, 5, 2, {0: {"a": Held("a", "x")}, 1: {"b": Held("b", "y")}})
+    snapshots = SnapshotSet(1, 5, 2)
+    snapshots.hold(0, "a", "x")
+    snapshots.hold(1, "b", "y")
     assert not generation.holds(snapshots)
-    generation.stepped[5] = {0: {"copies": ["b"]}}
+    generation.says(0, {"step": 5, "copies": ["b", "c"]})
     assert not generation.holds(snapshots)
-    generation.stepped[5][1] = {"copies": []}
+    generation.says(1, {"step": 5, "copies": []})
+    snapshots.hold(1, "a", "y")  # by a host that had other partners before: not what was promised
     assert not generation.holds(snapshots)
-    snapshots.holders[0]["b"] = Held("b", "x")
+    snapshots.hold(0, "b", "x")
+    assert not generation.holds(snapshots)
+    generation.is_refused(5, 0, "c")
+    generation.is_refused(5, 0, "c")
     assert generation.holds(snapshots)
+    generation.is_finished(5)
+    assert generation.stepped == {}
 
 
 def test_ranks() -> None:

@@ -1,0 +1,188 @@
+"""How the coordinator's decisions grow with the number of hosts: simulated hosts, real coordinator, one process.
+
+Each size: all hosts join and get ready, the first generation is formed and finishes a step, then one host in a hundred
+is lost at once. ``decide`` is the CPU-bound time from the first loss to the last assignment; ``join`` is per host.
+
+    python benchmarks/control_plane.py [--hosts 100 1000 10000] [--json control_plane.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elastic_train.checkpoint.description import Chunk, Description
+from elastic_train.config.job import Job
+from elastic_train.config.load import parse_job
+from elastic_train.controller.coordinator import Coordinator
+from elastic_train.data.corpus import open_corpus
+from elastic_train.data.prepare import prepare
+
+PER_NODE = 8
+CHUNKS = 60
+"""Of a rank: a few layers' weights with their two moments."""
+JOB = """
+name: control-plane
+model: {{hidden_size: 64, num_hidden_layers: 16, num_attention_heads: 8, num_key_value_heads: 8,
+         intermediate_size: 128, vocab_size: 304}}
+data: {{uri: '{data}', sequence_length: 8}}
+training: {{steps: 10, global_batch: {batch}, micro_batch: 1}}
+parallel: {{tp: 8, pp: 4, dp_shard: auto}}
+hosts: {{min: 32, max: {hosts}, settle_seconds: 0, start_wait_seconds: 0}}
+storage: {{uri: '{storage}'}}
+tracking: {{enabled: false}}
+failure: {{lease_seconds: 1000000, hang_seconds: 1000000}}
+"""
+
+
+class SimulatedConnection:
+    """What the coordinator sends is counted and measured, and goes nowhere."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, int] = {}
+        self.nbytes = 0
+        self.assignment: dict[str, Any] | None = None
+        self.last_heard = float("inf")
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent[message["type"]] = self.sent.get(message["type"], 0) + 1
+        if message["type"] == "assign":
+            self.assignment = message
+            self.nbytes = len(json.dumps(message))
+
+    def close(self) -> None:
+        pass
+
+    abort = close
+
+
+def description() -> str:
+    """As large as that of a rank of a real job."""
+    chunks = [
+        Chunk(f"param.layers.{i}.weight", "float32", (64, 64), (0, 0), (8, 64), 2048 * i, 2048) for i in range(CHUNKS)
+    ]
+    return Description(tuple(chunks), 2048 * CHUNKS).to_json()
+
+
+class Simulation:
+    """One coordinator and its hosts."""
+
+    def __init__(self, job: Job) -> None:
+        self.coordinator = Coordinator(job, "127.0.0.1", "token", lambda event: None)
+        self.hosts: list[Any] = []
+
+    async def run(self, count: int) -> dict[str, float]:
+        coordinator = self.coordinator
+        await coordinator.start()
+        started = time.perf_counter()
+        for number in range(count):
+            self.join(number)
+        joined = time.perf_counter() - started
+        started = time.perf_counter()
+        while coordinator.generation is None:
+            await asyncio.sleep(0.01)
+        formed = time.perf_counter() - started
+        self.step(1)
+        started = time.perf_counter()
+        self.step(2)
+        stepped = time.perf_counter() - started
+        started = time.perf_counter()
+        for host in self.hosts:
+            beat = {"type": "heartbeat", "generation": 1, "beats": 1, "started_step": 1}
+            coordinator._handle(host, beat)
+        beats = time.perf_counter() - started
+        lost = self.hosts[::100]
+        started = time.perf_counter()
+        for host in lost:
+            coordinator._lose(host)
+        while coordinator.generation is None or coordinator.generation.number == 1:
+            await asyncio.sleep(0.001)
+        decided = time.perf_counter() - started
+        generation = coordinator.generation
+        size = max(member.connection.nbytes for member in generation.members)
+        await coordinator.close()
+        return {
+            "hosts": count,
+            "join_ms": 1e3 * joined / count,
+            "form_s": formed,
+            "step_ms": 1e3 * stepped,
+            "beats_ms": 1e3 * beats,
+            "lost": len(lost),
+            "decide_s": decided,
+            "ranks": generation.layout.world_size,
+            "message_kb": size / 1e3,
+        }
+
+    def join(self, number: int) -> None:
+        node = f"node-{number // PER_NODE}"
+        message = {
+            "type": "join",
+            "pid": number,
+            "node": node,
+            "address": "127.0.0.1",
+            "bytes": ["127.0.0.1", 1],
+            "pool": "",
+            "images": [],
+        }
+        connection: Any = SimulatedConnection()
+        host = self.coordinator._join(connection, message)
+        self.coordinator._handle(host, {"type": "ready"})
+        self.hosts.append(host)
+
+    def step(self, step: int) -> None:
+        """Every rank tells of its step and its partners' copies arrive."""
+        generation = self.coordinator.generation
+        assert generation is not None
+        said = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "valid_tokens": 8, "seconds": 1.0, "eval_seconds": 0.0}
+        said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "cpu_seconds": 0.0}
+        for rank, host in enumerate(generation.members):
+            about = {"generation": generation.number, "rank": rank}
+            if step == 1:
+                self.coordinator._handle(host, {"type": "described", "description": self.text, **about})
+            copies = [partner.node for partner in generation.partners[rank]]
+            told = {"type": "stepped", "step": step, "image": f"r{rank}", "copies": copies, **said, **about}
+            self.coordinator._handle(host, told)
+            for node in copies:
+                self.coordinator._handle(
+                    host, {"type": "held", "step": step, "node": node, "image": f"r{rank}", **about}
+                )
+
+    text = description()
+
+
+def measure(folder: Path, count: int) -> dict[str, float]:
+    batch = max(64, count)
+    job = parse_job(JOB.format(data=folder / "data", storage=folder / str(count), hosts=count, batch=batch))
+    return asyncio.run(Simulation(job).run(count))
+
+
+def make_data(folder: Path) -> None:
+    (folder / "texts").mkdir()
+    for number in range(20):
+        (folder / "texts" / f"{number}.txt").write_text(" ".join(str(number * 7919 + i * 31) for i in range(12000)))
+    prepare(open_corpus(str(folder / "texts")), str(folder / "data"), 300)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[100, 1000, 10000])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_data(Path(folder))
+        for count in options.hosts:
+            rows.append(measure(Path(folder), count))
+            print("  ".join(f"{key} {value:.4g}" for key, value in rows[-1].items()), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
