@@ -35,7 +35,7 @@ class HostsConfig(Section):
     )
     growth_margin: Annotated[float, Field(ge=0)] = Field(
         default=1.0,
-        description="newcomers are taken in when that gain is more than so many times the pause; 0: when steps are faster",
+        description="newcomers are taken in when that gain is more than so many pauses; 0: whenever steps get faster",
     )
     memory: str | None = Field(
         default=None,

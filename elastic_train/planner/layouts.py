@@ -39,6 +39,11 @@ class LayoutChoice:
     cost: float = 0.0
     """estimated time of a step, comparable between layouts of the same job"""
 
+    @property
+    def reason(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(self.reasons)
+
 
 def choose_layout(job: Job, nodes: Nodes, most: int | None = None) -> LayoutChoice:
     """The cheapest valid layout on ``nodes`` with at most ``most`` ranks (default: all of them). Raises NoLayout."""
