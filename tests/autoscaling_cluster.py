@@ -59,6 +59,7 @@ class AutoscalingCluster:
             "upscaling_speed": 10,
             "provider": {
                 "type": "fake_multinode",
+                "use_node_id_as_ip": True,
                 "disable_node_updaters": True,
                 "disable_launch_config_check": True,
                 "gcs_address": self.address,
