@@ -115,6 +115,7 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
 def _job(folder: Path) -> Job:
     overrides = ["name=recovery", f"storage.uri={folder}", f"data.uri={folder / 'data'}", "tracking.enabled=false"]
     overrides += ["training.steps=100000", "hosts.settle_seconds=0.5", "checkpoint.every_steps=1000"]
+    overrides += ["hosts.growth_margin=0"]  # four hosts again after each failure
     job = load_job(ROOT / "jobs" / "configs" / "quickstart.yaml", overrides)
     prepare(open_corpus("python-stdlib"), job.data.uri, job.model.vocab_size)
     return job

@@ -23,7 +23,7 @@ training: {{steps: 30, global_batch: 8, micro_batch: 1}}
 optimizer: {{learning_rate: 1e-3}}
 schedule: {{warmup_steps: 5}}
 parallel: {{pp: auto, dp_shard: auto}}
-hosts: {{min: 1, max: 4, settle_seconds: 0.5}}
+hosts: {{min: 1, max: 4, settle_seconds: 0.5, growth_margin: 0}}
 storage: {{uri: '{storage}'}}
 checkpoint: {{every_steps: 10}}
 tracking: {{enabled: false}}

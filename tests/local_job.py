@@ -120,6 +120,14 @@ class LocalJob:
     def kill_host(self, name: str) -> None:
         self.hosts[name].send_signal(signal.SIGKILL)
 
+    def pause_trainer(self) -> None:
+        """Stop one trainer: the tiny steps would be over before anything slow has happened."""
+        self._paused = self.trainer_pids()[0]
+        os.kill(self._paused, signal.SIGSTOP)
+
+    def resume_trainer(self) -> None:
+        os.kill(self._paused, signal.SIGCONT)
+
     def trainer_pids(self) -> list[int]:
         return [host["trainer_pid"] for host in self.status()["hosts"] if host["trainer_pid"]]
 

@@ -46,8 +46,10 @@ def parse_job(text: str, overrides: Sequence[str] = (), *, source: str = "job fi
     if not isinstance(data, dict):
         raise ConfigError([f"{source}: holds {_kind(data)}; a job file is a mapping with the keys {_top_level()}"])
     problems: list[str] = []
+    _expand_auto(data)
     for override in overrides:
         problems += _apply(data, override)
+        _expand_auto(data)
     problems += _expand_preset(data)
     _expand_token_budget(data)
     job = _validate(data, problems)
@@ -85,6 +87,12 @@ def _apply(data: dict[str, Any], override: str) -> list[str]:
         place = inner
     place[keys[-1]] = value
     return []
+
+
+def _expand_auto(data: dict[str, Any]) -> None:
+    """``parallel: auto`` leaves every axis to the planner that the data strategy does not fix."""
+    if data.get("parallel") == "auto":
+        data["parallel"] = dict.fromkeys(("pp", "dp_shard", "cp", "tp"), "auto")
 
 
 def _expand_preset(data: dict[str, Any]) -> list[str]:

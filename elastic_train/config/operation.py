@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -10,6 +11,9 @@ from elastic_train.config.section import Section
 
 TRACKING_SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
 """What MLflow takes; it refuses plain folders."""
+
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
 
 class HostsConfig(Section):
@@ -26,6 +30,30 @@ class HostsConfig(Section):
     settle_seconds: Annotated[float, Field(ge=0)] = Field(
         default=2.0, description="a newcomer must have been there this long before it is taken in"
     )
+    growth_horizon_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=300.0, description="what newcomers gain is summed over this long, or to the job's end if that is nearer"
+    )
+    growth_margin: Annotated[float, Field(ge=0)] = Field(
+        default=1.0,
+        description="newcomers are taken in when that gain is more than so many pauses; 0: whenever steps get faster",
+    )
+    memory: str | None = Field(
+        default=None,
+        description="of a host's device, e.g. 80GiB: no layout that is estimated to need more is taken; null: no limit",
+    )
+
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, memory: str | None) -> str | None:
+        if memory is not None and not _SIZE.fullmatch(memory):
+            raise ValueError(f"must be null or a size such as 80GiB or 512MB (units: {', '.join(_UNITS)})")
+        return memory
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """``memory`` in bytes; None: no limit."""
+        size = _SIZE.fullmatch(self.memory or "")
+        return int(float(size[1]) * _UNITS[size[2]]) if size else None
 
     @model_validator(mode="after")
     def _order(self) -> Self:

@@ -19,7 +19,8 @@ One YAML file. Unknown keys, wrong types and impossible combinations are reporte
 anything is launched (exit code 2). On the command line `section.key=value` overrides a field. Sizes are in sequences
 (batches), tokens (`sequence_length`) or optimizer steps (`*steps`), times in seconds.
 
-`model` takes `preset:` ({presets}) and any of its fields beside it.
+`model` takes `preset:` ({presets}) and any of its fields beside it. `parallel: auto` is short for
+`parallel: {{pp: auto, dp_shard: auto, cp: auto, tp: auto}}`.
 """
 
 

@@ -20,6 +20,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer
 from elastic_train.controller.copies import Copies
+from elastic_train.controller.growth import Growth
 from elastic_train.controller.host_server import HostServer
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
@@ -31,13 +32,14 @@ from elastic_train.controller.members import (
 )
 from elastic_train.controller.membership import Membership
 from elastic_train.controller.rendezvous_client import Rendezvous
+from elastic_train.controller.replanning import Replanning
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks
 from elastic_train.controller.step_log import StepLog
 from elastic_train.controller.wire import Connection, Message
-from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
+from elastic_train.planner.layouts import LayoutChoice
 from elastic_train.storage import outage
 from elastic_train.storage.errors import StorageError
 
@@ -109,7 +111,10 @@ class Coordinator:
         self._layouts: dict[int, Layout] = {}
         self._generation_count = 0
         self._planned: asyncio.TimerHandle | None = None
-        self._growth_due = False
+        self._replanning = Replanning(job)
+        self._growth = Growth(job, self._record)
+        self._growth_due: str | None = None
+        """why newcomers are taken in at the next step, if they are"""
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -244,6 +249,7 @@ class Coordinator:
         self._checkpointer.host_lost(host)
         if self.state.ended:
             return
+        self._growth.host_lost()
         self._record("host_lost", host=host.number, node=host.node, pid=host.pid)
         if self.generation is not None and self.generation.has(host):
             self._trouble(self.generation, Trouble("host_lost", f"{host.label} is gone"))
@@ -300,8 +306,7 @@ class Coordinator:
                 self._form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
         elif self.state == State.RUNNING and self.generation is not None:
             settled = [host for host in self.members.usable() if self._settled(host)]
-            choice = self._choice(settled)
-            self._growth_due = choice is not None and choice.used_hosts > len(self.generation.members)
+            self._growth_due = self._growth.consider(self._choice(settled), self.log.finished_step)
 
     def _watch_copies(self) -> None:
         """Nodes get full and are tried again: tell the hosts where their copies go from now on."""
@@ -395,14 +400,17 @@ class Coordinator:
             self._finish(State.FINISHED, f"all {step} steps are done")
             return
         self._saving.step_finished(generation, snapshots, self.log.last_line)
-        if self._growth_due and not generation.troubles:
-            self._form(Trouble("growth", f"{len(self.members.usable())} hosts are there"))
+        self._growth.step_finished(self.log.last_line["seconds"])
+        if self._growth_due is not None and not generation.troubles:
+            self._form(Trouble("growth", self._growth_due))
         else:
             for member in generation.members:
                 member.connection.send({"type": "finished", "generation": generation.number, "step": step})
 
     def _on_first_step(self, generation: Generation) -> None:
         generation.first_step_at = time.time()
+        recovery = generation.first_step_at - generation.cause.seen
+        self._growth.running(generation.cause.kind, recovery)
         self._saving.schedule.new_layout()
         self.state = State.RUNNING
         self.members.tell({"type": "discard", "before_generation": generation.number})
@@ -410,13 +418,14 @@ class Coordinator:
             "generation_formed",
             generation=generation.number,
             layout=str(generation.layout),
+            reason=generation.reason,
             hosts=len(generation.members),
             spares=len(self.members.usable()) - len(generation.members),
             step=generation.start_step,
             cause=generation.cause.kind,
             detail=generation.cause.detail,
             form_seconds=generation.formed - generation.cause.seen,
-            recovery_seconds=generation.first_step_at - generation.cause.seen,
+            recovery_seconds=recovery,
             phases=generation.phases,
             restored_bytes=generation.restored,
         )
@@ -494,25 +503,17 @@ class Coordinator:
             self._form(cause)
 
     def _choice(self, hosts: list[HostRecord]) -> LayoutChoice | None:
-        count = min(len(hosts), self.job.hosts.max)
-        if count < self.job.hosts.min:
-            left_out = [
-                f"; {host.label} has no room: {host.left_out}" for host in self.members.hosts.values() if host.full
-            ]
-            self.message = f"{len(hosts)} hosts are ready; hosts.min={self.job.hosts.min}{''.join(left_out)}"
-            return None
-        try:
-            return choose_layout(self.job, count)
-        except NoLayout as error:
-            self.message = str(error)
-            return None
+        choice = self._replanning.choose(hosts, filter(lambda host: host.full, self.members.hosts.values()))
+        if choice is None:
+            self.message = self._replanning.problem
+        return choice
 
     def _form(self, cause: Trouble) -> None:
         """Assign the next generation to the hosts that are there, or wait for more of them."""
         if self.state.ended or self.state == State.FINISHING:
             return  # meanwhile
         self._cancel_plan()
-        self._growth_due, self._resume_at = False, 0.0
+        self._growth_due, self._resume_at = None, 0.0
         choice = self._choice(self.members.usable())
         saved = self._checkpointer.committed, self._checkpointer.committed_generation
         restore = plan_restore(self._inventory, self.members.nodes(), *saved)
@@ -528,11 +529,14 @@ class Coordinator:
         self._inventory.give_up_after(restore.step)
         self._generation_count += 1
         number, layout = self._generation_count, choice.layout
-        members = order_members(self.members.usable(), layout.world_size)
+        nodes_wanted = 1 + self.job.snapshot.partners
+        members = order_members(self.members.usable(), layout.world_size, layout.tp, nodes_wanted)
         partners = self._copies.choose(members)
         self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
         self.generation.restore = restore
+        self.generation.reason = choice.reason
+        self._growth.formed(choice)
         self.state, self.message = State.FORMING, ""
         self._inventory.open_generation(number, layout.world_size)
         self._layouts[number] = layout

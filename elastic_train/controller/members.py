@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
@@ -89,6 +90,8 @@ class Generation:
     partners: list[list[HostRecord]]
     start_step: int
     cause: Trouble
+    reason: str = ""
+    """why it has this layout"""
     formed: float = field(default_factory=time.time)
     phases: dict[str, float] = field(default_factory=dict)
     """slowest rank's seconds per phase: group, build, restore"""
@@ -175,13 +178,30 @@ def _following(ring: list[str], count: int, full: Collection[str]) -> dict[str, 
     return found
 
 
-def order_members(hosts: list[HostRecord], wanted: int) -> list[HostRecord]:
-    """The ``wanted`` hosts that take part, in rank order: fullest nodes first, the hosts of a node side by side."""
+def order_members(hosts: list[HostRecord], wanted: int, tensor: int = 1, spread: int = 1) -> list[HostRecord]:
+    """The ``wanted`` hosts that take part, in rank order: fullest nodes first, the hosts of a node side by side.
+
+    A node gives a multiple of ``tensor`` hosts, so that the tensor ranks, which are numbered side by side, share it.
+    The fewest nodes are used, but ``spread`` of them if there are as many, for copies of snapshots live on other nodes.
+    """
     nodes: dict[str, list[HostRecord]] = {}
     for host in sorted(hosts, key=lambda host: host.number):
         nodes.setdefault(host.node, []).append(host)
-    ordered = sorted(nodes.values(), key=lambda group: (-len(group), group[0].number))
-    return [host for group in ordered for host in group][:wanted]
+    groups = [group[: len(group) // tensor * tensor] for group in nodes.values()]
+    ordered = sorted(filter(None, groups), key=lambda group: (-len(group), group[0].number))
+    ordered = ordered[: max(_nodes_needed(ordered, wanted), spread)]
+    members: list[HostRecord] = []
+    for place, group in enumerate(ordered):
+        later = tensor * (len(ordered) - place - 1)  # at least one tensor group for each
+        left = wanted - len(members)
+        members += group[: max(left - later, min(left, tensor))]
+    return members
+
+
+def _nodes_needed(groups: list[list[HostRecord]], wanted: int) -> int:
+    """How many of the first ``groups`` together have ``wanted`` hosts."""
+    sizes = itertools.accumulate(len(group) for group in groups)
+    return next((count for count, size in enumerate(sizes, 1) if size >= wanted), len(groups))
 
 
 def step_line(generation: Generation, step: int, samples: list[int] | None) -> dict[str, Any]:

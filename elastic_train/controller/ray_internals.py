@@ -29,7 +29,12 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus, WorkerGroupState, WorkerStatus
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_train.config.job import Job
@@ -87,7 +92,10 @@ class _Joiner:
 class HostPolicy(ScalingPolicy):
     """As many hosts as there are seats between ``minimum`` and ``maximum``; what is lost is asked for again, for ever.
 
-    Pending replacements are pending actors, which is also how the job's wish reaches the Ray autoscaler.
+    The job's wish reaches the Ray autoscaler as what Ray cannot place: before the start a placement group of
+    ``minimum`` seats, then one of the rest, and afterwards one actor for each seat that has no host. All of them belong
+    to Ray Train's controller and so end with the job, however it ends. (Ray Train's own way, a request at the
+    ``AutoscalingCoordinator``, would outlive a killed driver by three minutes.)
 
     Args:
         run_host: what a replacement actor runs (without arguments).
@@ -111,33 +119,49 @@ class HostPolicy(ScalingPolicy):
         self._asked: dict[int, float] = {}
         self._over = False
         self._first_look: float | None = None
+        self._wishes: list[PlacementGroup] = []
 
     @property
     def _seat_resources(self) -> dict[str, float]:
         return dict(self.scaling_config._resources_per_worker_not_none)
 
     def after_controller_start(self, train_run_context: Any) -> None:
+        """In place of the base class, whose request for resources is not ours to make."""
         self._on_controller(ray.get_runtime_context().current_actor)
-        super().after_controller_start(train_run_context)
 
     def _get_num_workers_for_resource_request(self) -> int:
         return self._maximum
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        self._maybe_send_resource_request()
         now = time.monotonic()
         self._first_look = self._first_look or now
-        seats = count_seats(self._seat_resources)
+        seats = count_seats(self._seat_resources) + self._wish()
         if seats >= self._maximum or (seats >= self._minimum and now - self._first_look >= self._wait_seconds):
             self._first_look = None
+            self._withdraw_wishes()
             return ResizeDecision(num_workers=min(seats, self._maximum), resources_per_worker=self._seat_resources)
         time.sleep(_NOOP_PAUSE_SECONDS)
         return NoopDecision()
 
+    def _wish(self) -> int:
+        """Let the seats that the job needs, and once it has those the rest, wait to be placed; returns how many are.
+
+        Each group is placed as a whole or not at all: two jobs that wait do not take each other's last seats.
+        """
+        sizes = [self._minimum, self._maximum - self._minimum]
+        placed = [_is_placed(group) for group in self._wishes]
+        if len(self._wishes) < len(sizes) and all(placed) and sizes[len(self._wishes)]:
+            self._wishes.append(placement_group([self._seat_resources] * sizes[len(self._wishes)]))
+        return sum(size for size, is_placed in zip(sizes, placed, strict=False) if is_placed)
+
+    def _withdraw_wishes(self) -> None:
+        for group in self._wishes:
+            remove_placement_group(group)
+        self._wishes = []
+
     def make_decision_for_running_worker_group(
         self, worker_group_state: WorkerGroupState, worker_group_status: WorkerGroupPollStatus
     ) -> ScalingDecision:
-        self._maybe_send_resource_request()
         statuses = worker_group_status.worker_statuses
         self._forget_ended()
         self._over = self._over or any(status.return_value in JOB_ENDS for status in statuses.values())

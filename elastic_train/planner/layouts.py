@@ -1,15 +1,27 @@
-"""Which layout a job gets on a given number of hosts. Plain Python, exhaustive and deterministic."""
+"""Which layout a job gets on the hosts that are there. Plain Python, exhaustive and deterministic.
+
+Every combination of axis sizes that keeps the fixed axes, the constraints and ``hosts.memory`` competes by the estimate
+of ``planner.cost``; among equals the one with fewer hosts wins, then smaller tp, pp, cp and dp_replicate. Tensor ranks
+sit on one node, so a node gives a multiple of ``tp`` hosts. ``cost`` and ``memory`` are all that is known of machines.
+"""
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
+from elastic_train.planner.cost import CostModel, StepCost
+from elastic_train.planner.memory import memory_bytes
+
+Nodes = int | Sequence[int]
+"""Hosts that are there: of each node, or how many there are on one node."""
 
 
 class NoLayout(Exception):
@@ -24,33 +36,36 @@ class LayoutChoice:
     used_hosts: int
     spares: int
     reasons: list[str] = field(default_factory=list)
+    cost: float = 0.0
+    """estimated time of a step, comparable between layouts of the same job"""
+
+    @property
+    def reason(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(self.reasons)
 
 
-def choose_layout(job: Job, hosts: int) -> LayoutChoice:
-    """The best valid layout with at most ``hosts`` ranks; fixed axes are kept, ``auto`` axes are free.
-
-    Order of preference: most hosts used, smaller tp, smaller pp, smaller dp_replicate (sharding saves memory and costs
-    no more traffic at this size); but ``hsdp`` both replicates and shards, where the hosts allow it. Raises NoLayout.
-    """
-    parallel = job.parallel
-    smallest = smallest_layout(parallel)
-    problems = check_layout(job, smallest)
-    if problems:
-        raise NoLayout(f"no number of hosts can run layout {smallest}: {'; '.join(problems)}")
-    if smallest.world_size > hosts:
-        fixed = " x ".join(f"parallel.{axis}={size}" for axis, size in _fixed(parallel).items() if size > 1)
-        raise NoLayout(f"{_hosts(hosts)} cannot hold {fixed}: at least {smallest.world_size} hosts are needed")
-    for world in range(min(hosts, _largest_world(job)), 0, -1):
-        valid = [layout for layout in layouts_of(parallel, world) if not check_layout(job, layout)]
-        if valid:
-            best = min(valid, key=lambda layout: _preference(parallel, layout))
-            return LayoutChoice(best, world, hosts - world, _reasons(job, best, hosts))
-    raise NoLayout(f"{_hosts(hosts)} cannot run this job; {smallest.world_size} would do")
+def choose_layout(job: Job, nodes: Nodes, most: int | None = None) -> LayoutChoice:
+    """The cheapest valid layout on ``nodes`` with at most ``most`` ranks (default: all of them). Raises NoLayout."""
+    nodes = [nodes] if isinstance(nodes, int) else list(nodes)
+    most = min(sum(nodes), sum(nodes) if most is None else most)
+    search = _Search(job)
+    found = search.best(nodes, most)
+    if not found:
+        raise NoLayout(_nothing_fits(job, search, nodes, most))
+    layout, cost = found[0], search.costs.step(found[0])
+    reasons = _reasons(job, search, found, nodes, most)
+    return LayoutChoice(layout, layout.world_size, sum(nodes) - layout.world_size, reasons, cost.total)
 
 
-def _preference(parallel: ParallelConfig, layout: Layout) -> tuple[int, ...]:
-    one_sided = parallel.data == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard)
-    return (layout.tp, layout.pp, layout.cp, one_sided, layout.dp_replicate)
+def choose_for_all(job: Job, hosts: int) -> LayoutChoice:
+    """The cheapest valid layout of exactly ``hosts`` ranks on one node: none may be idle. Raises NoLayout."""
+    costs = CostModel(job)
+    valid = [layout for layout in layouts_of(job.parallel, hosts) if not _problems(job, layout)]
+    if not valid:
+        raise NoLayout(f"no layout of this job uses all of {_hosts(hosts)}")
+    best = min(valid, key=lambda layout: _preference(job.parallel, layout, costs.step(layout)))
+    return LayoutChoice(best, hosts, 0, [], costs.step(best).total)
 
 
 def check_job(job: Job) -> list[str]:
@@ -63,14 +78,6 @@ def check_job(job: Job) -> list[str]:
     except NoLayout as error:
         return [f"hosts.min={job.hosts.min}: {error}"]
     return []
-
-
-def _largest_world(job: Job) -> int:
-    """An upper bound of the ranks of a valid layout: an axis ends where there is nothing left to give out."""
-    parallel, model = job.parallel, job.model
-    most = {"pp": model.num_hidden_layers, "cp": job.data.sequence_length, "tp": model.num_key_value_heads}
-    sizes = [most[axis] if getattr(parallel, axis) == "auto" else getattr(parallel, axis) for axis in most]
-    return job.training.slots * math.prod(sizes)
 
 
 def smallest_layout(parallel: ParallelConfig) -> Layout:
@@ -87,6 +94,151 @@ def layouts_of(parallel: ParallelConfig, world: int) -> Iterator[Layout]:
     free = [axis for axis in AXES if getattr(parallel, axis) == "auto"]
     for sizes in _factorizations(rest, len(free)):
         yield Layout(**{**fixed, **dict(zip(free, sizes, strict=True))})
+
+
+class _Search:
+    """All layouts of one job, the cheapest first."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.costs = CostModel(job)
+        self.looked_at = 0
+        """layouts of which the constraints were checked"""
+
+    def best(self, nodes: Sequence[int], most: int) -> list[Layout]:
+        """The best layout and the second best, as far as there are any.
+
+        With more data ranks and all else the same a step is never slower. So each combination of the other axes is
+        as good as its largest number of data ranks, and those that cannot be among the best two are not looked at.
+        """
+        found: list[tuple[tuple[float, ...], Layout]] = []
+        limit = math.inf
+        for bound, base, copies in sorted(self._bases(nodes, most), key=lambda entry: entry[0]):
+            if bound > limit:
+                break
+            for layout in itertools.islice(self._with_data_ranks(base, copies), 2):
+                found.append((_preference(self._job.parallel, layout, self.costs.step(layout)), layout))
+            found = sorted(found)[:2]
+            limit = found[1][0][0] if len(found) == 2 else math.inf
+        return [layout for _, layout in found]
+
+    def least_memory(self, nodes: Sequence[int], most: int) -> Layout | None:
+        """Of the layouts that would be valid without a limit of memory one that needs least."""
+        widest = (self._widest(base, copies) for _, base, copies in self._bases(nodes, most))
+        valid = [layout for layout in widest if not check_layout(self._job, layout)]
+        return min(valid, key=lambda layout: memory_bytes(self._job, layout), default=None)
+
+    def _bases(self, nodes: Sequence[int], most: int) -> Iterator[tuple[float, Layout, int]]:
+        """(lower bound of the cost, fixed data ranks with sizes of the other axes, how often that has room)."""
+        fixed = smallest_layout(self._job.parallel)
+        for tp in self._sizes("tp", max(nodes, default=0)):
+            room = min(sum(hosts // tp * tp for hosts in nodes), most)
+            for cp in self._sizes("cp", room // tp):
+                for pp in self._sizes("pp", room // (tp * cp)):
+                    base = replace(fixed, tp=tp, cp=cp, pp=pp)
+                    if copies := room // base.world_size:
+                        cost = self.costs.step(self._widest(base, copies))
+                        yield round(cost.total - cost.gradients, 9), base, copies
+
+    def _free(self) -> list[str]:
+        return [axis for axis in ("dp_replicate", "dp_shard") if getattr(self._job.parallel, axis) == "auto"]
+
+    def _widest(self, base: Layout, copies: int) -> Layout:
+        """``base`` with as many data ranks as there are slots and room for, sharded as far as can be."""
+        free = self._free()
+        if not free:
+            return base
+        return replace(base, **{free[-1]: max(1, min(copies, self._job.training.slots // base.data_ranks))})
+
+    def _with_data_ranks(self, base: Layout, copies: int) -> Iterator[Layout]:
+        """Valid layouts, each with the fewest data ranks for its number of micro-batches, cheapest first."""
+        slots, ranks, limit = self._job.training.slots, base.data_ranks, self._job.hosts.memory_bytes
+        widest = self._widest(base, copies)
+        if limit is not None and memory_bytes(self._job, widest) > limit:
+            return  # fewer data ranks need no less
+        most = widest.data_ranks // ranks
+        while most > 0:
+            count = -(-slots // (most * ranks))
+            fewest = -(-slots // (count * ranks))
+            # More of them may be needed for want of memory; it gets less with each.
+            wanted = bisect.bisect_left(
+                range(fewest, most), True, key=lambda factor: self._split(base, factor) is not None
+            )
+            if (layout := self._split(base, fewest + wanted)) is not None:
+                yield layout
+            most = fewest - 1
+
+    def _split(self, base: Layout, factor: int) -> Layout | None:
+        """The preferred valid layout with ``factor`` times the data ranks of ``base``."""
+        free = self._free()
+        layouts = [replace(base, **dict(zip(free, sizes, strict=True))) for sizes in _factorizations(factor, len(free))]
+        for layout in sorted(layouts, key=lambda layout: _preference(self._job.parallel, layout)):
+            self.looked_at += 1
+            if not _problems(self._job, layout):
+                return layout
+        return None
+
+    def _sizes(self, axis: str, most: int) -> list[int]:
+        """Sizes of an axis worth trying, up to ``most``."""
+        size, model = getattr(self._job.parallel, axis), self._job.model
+        if size != "auto":
+            return [size] if size <= most else []
+        if axis == "pp":
+            deepest = model.num_hidden_layers // self._job.parallel.stages_per_rank
+            return list(range(1, min(most, max(1, deepest)) + 1))
+        if self._job.training.determinism == "exact":
+            return [1]  # another size would give other bits
+        whole = model.num_key_value_heads if axis == "tp" else self._job.data.sequence_length
+        return [divisor for divisor in _divisors(whole) if divisor <= most]
+
+    def would_do(self, nodes: Sequence[int], most: int) -> int | None:
+        """The smallest larger number of hosts, up to ``hosts.max``, with a layout if the further ones share a node."""
+        here, last = sum(nodes), self._job.hosts.max
+
+        def fits(count: int) -> bool:
+            more = [*nodes, count - here] if count > here else nodes
+            return bool(self.best(more, count))
+
+        low, high = most + 1, last
+        if low > high or not fits(high):
+            return None
+        while low < high:  # what fits on some hosts fits on more
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle + 1, high)
+        return low
+
+
+def _preference(parallel: ParallelConfig, layout: Layout, cost: StepCost | None = None) -> tuple[float, ...]:
+    """Smallest first; without ``cost`` among layouts of equal costs."""
+    one_sided = parallel.data == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard)
+    order = (layout.world_size, layout.tp, layout.pp, layout.cp, one_sided, layout.dp_replicate, layout.dp_shard)
+    return (round(cost.total, 9) if cost else 0.0, *order)
+
+
+def _problems(job: Job, layout: Layout) -> list[str]:
+    problems, limit = check_layout(job, layout), job.hosts.memory_bytes
+    if not problems and limit is not None and (needed := memory_bytes(job, layout)) > limit:
+        problems.append(f"layout {layout} needs {needed / 2**20:,.1f} MiB a host; hosts.memory={job.hosts.memory}")
+    return problems
+
+
+def _nothing_fits(job: Job, search: _Search, nodes: Sequence[int], most: int) -> str:
+    smallest = smallest_layout(job.parallel)
+    problems = check_layout(job, smallest)
+    if problems:
+        return f"no number of hosts can run layout {smallest}: {'; '.join(problems)}"
+    spread = f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+    if smallest.world_size > most:
+        fixed = " x ".join(f"parallel.{axis}={size}" for axis, size in _fixed(job.parallel).items() if size > 1)
+        text = f"{_hosts(most)}{spread} cannot hold {fixed}: at least {_hosts(smallest.world_size)} are needed"
+    elif smallest.tp > max(nodes, default=0):
+        text = f"parallel.tp={smallest.tp} needs as many hosts on one node; the fullest of the nodes has {max(nodes)}"
+    else:
+        text = f"{_hosts(most)}{spread} cannot run this job"
+        if (least := search.least_memory(nodes, most)) is not None:
+            text += f": {'; '.join(_problems(job, least))}"
+    would = search.would_do(nodes, most)
+    return f"{text}; {f'{_hosts(would)} would do' if would else f'none up to hosts.max={job.hosts.max} would do'}"
 
 
 def _fixed(parallel: ParallelConfig) -> dict[str, int]:
@@ -110,21 +262,38 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // factor for factor in small)})
 
 
-def _reasons(job: Job, layout: Layout, hosts: int) -> list[str]:
-    parallel = job.parallel
-    fixed = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(parallel, axis) not in ("auto", 1)]
-    free = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(parallel, axis) == "auto"]
-    reasons = []
-    if fixed:
-        reasons.append(f"{', '.join(fixed)} given in the job file")
-    if free:
-        reasons.append(f"{', '.join(free)} chosen to use {layout.world_size} of {_hosts(hosts)}")
+def _reasons(job: Job, search: _Search, found: list[Layout], nodes: Sequence[int], most: int) -> list[str]:
+    layout = found[0]
+    cost = search.costs.step(layout)
+    fixed = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(job.parallel, axis) not in ("auto", 1)]
+    reasons = [f"{', '.join(fixed)} given in the job file"] if fixed else []
+    there = f"{_hosts(sum(nodes))}{f' on {len(nodes)} nodes' if len(nodes) > 1 else ''}"
+    reasons.append(
+        f"{there}: {layout} costs {cost.total:.2f} a step (compute {cost.compute:.2f}, bubble {cost.bubble:.2f}, "
+        f"communication {cost.communication:.2f}; 1 is a micro-batch on one host)"
+    )
+    for second in found[1:]:
+        reasons.append(f"next best {second} costs {search.costs.step(second).total:.2f}")
     slots, ranks, count = job.training.slots, layout.data_ranks, micro_batches_per_rank(job, layout)
     if padding := ranks * count - slots:
         reasons.append(f"{slots} slots over {ranks} data ranks of {count} micro-batches each: {padding} are padding")
-    if hosts > layout.world_size:
-        reasons.append(f"{_hosts(hosts - layout.world_size)} kept as warm spares: no valid layout uses more")
+    if spares := sum(nodes) - layout.world_size:
+        reasons.append(
+            f"{_hosts(spares)} kept as warm spares: {_why_spares(job, search, layout, min(most, sum(nodes)))}"
+        )
     return reasons
+
+
+def _why_spares(job: Job, search: _Search, layout: Layout, most: int) -> str:
+    """What the layout with more data ranks would be like, if there is one."""
+    axis = "dp_shard" if job.parallel.dp_shard == "auto" else "dp_replicate"
+    each = layout.world_size // getattr(layout, axis)
+    other = min(most, job.training.slots * each // max(1, layout.data_ranks // getattr(layout, axis))) // each
+    wider = replace(layout, **{axis: other})
+    if getattr(job.parallel, axis) != "auto" or other <= getattr(layout, axis) or check_layout(job, wider):
+        return "no valid layout that uses more is faster"
+    count = micro_batches_per_rank(job, wider)
+    return f"{wider} costs {search.costs.step(wider).total:.2f}, with {count} micro-batches on a data rank"
 
 
 def _hosts(count: int) -> str:

@@ -23,7 +23,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import open_evaluation
 from elastic_train.data.order import SampleOrder
 from elastic_train.model.hf_folder import HfFolder, check_tokenizer, open_source
-from elastic_train.planner.layouts import NoLayout, choose_layout
+from elastic_train.planner.layouts import NoLayout, choose_for_all
 from elastic_train.storage.errors import StorageError
 from elastic_train.training.engine import Engine
 
@@ -52,9 +52,7 @@ def main(arguments: list[str]) -> int:
 
 def _build(job: Job, source: HfFolder | None) -> Engine:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    choice = choose_layout(job, world)
-    if choice.spares:
-        raise NoLayout(f"layout {choice.layout} uses {choice.used_hosts} of the {world} ranks that torchrun started")
+    choice = choose_for_all(job, world)
     dataset = TokenDataset.open(job.data.uri, job.data.sequence_length, job.storage)
     if dataset.vocab_size > job.model.vocab_size:
         raise DataError(

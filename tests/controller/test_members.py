@@ -72,6 +72,35 @@ def test_order_of_members(nodes: str, wanted: int, order: list[int]) -> None:
     assert numbers(order_members(hosts(nodes), wanted)) == order
 
 
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "tensor", "spread", "order"),
+    [
+        ("aaaabbb", 4, 1, 2, [1, 2, 3, 5]),  # one node would do, but then copies would have no other to go to
+        ("aaaabbb", 4, 1, 3, [1, 2, 3, 5]),
+        ("aaaa", 2, 1, 2, [1, 2]),
+        ("abc", 1, 1, 2, [1]),
+        ("aaabbb", 4, 2, 2, [1, 2, 4, 5]),  # a pair of each, the third of each stays out
+        ("abbcc", 4, 2, 2, [2, 3, 4, 5]),
+        ("aaaaabbbb", 6, 2, 3, [1, 2, 3, 4, 6, 7]),
+        ("aaab", 2, 2, 2, [1, 2]),
+    ],
+)
+def test_tensor_ranks_share_a_node_and_members_two(
+    nodes: str, wanted: int, tensor: int, spread: int, order: list[int]
+) -> None:
+    assert numbers(order_members(hosts(nodes), wanted, tensor, spread)) == order
+
+
+@given(nodes=st.text("abcd", min_size=1, max_size=16), tensor=st.integers(1, 4), groups=st.integers(1, 8))
+def test_tensor_groups_never_cross_nodes(nodes: str, tensor: int, groups: int) -> None:
+    there = hosts(nodes)
+    most = sum(count // tensor for count in Counter(nodes).values())
+    ordered = order_members(there, min(groups, most) * tensor, tensor, spread=2)
+    assert len(ordered) == min(groups, most) * tensor
+    places = [member.node for member in ordered]
+    assert all(len(set(places[start : start + tensor])) == 1 for start in range(0, len(places), tensor))
+
+
 @given(nodes=st.text("abcd", min_size=1, max_size=16), wanted=st.integers(1, 16), seed=st.randoms())
 def test_the_order_depends_on_the_hosts_only_and_keeps_nodes_together(nodes: str, wanted: int, seed: object) -> None:
     there = hosts(nodes)

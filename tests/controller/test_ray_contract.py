@@ -5,6 +5,7 @@ After an upgrade: make these tests and ``test_ray_job.py`` pass, then add the ve
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import inspect
 import logging
@@ -35,7 +36,7 @@ try:
     from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
     from ray.train.v2.api.config import ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.util.placement_group import placement_group_table
+    from ray.util.placement_group import placement_group, placement_group_table
 
     from elastic_train.config.job import Job
     from elastic_train.controller.ray_internals import (
@@ -75,7 +76,12 @@ def test_hooks_and_their_parameters() -> None:
     expect(parameters(WorkerGroupCallback.after_worker_group_poll_status), ["self", "worker_group_status"])
     expect(parameters(ScalingPolicy.__init__), ["self", "scaling_config"])
     expect(parameters(ScalingPolicy.after_controller_start), ["self", "train_run_context"])
-    expect(parameters(ScalingPolicy._maybe_send_resource_request), ["self"])
+    for name in ("before_controller_shutdown", "before_controller_abort"):
+        # They may only withdraw a request, of which there is none without a client.
+        assert "_cancel_resource_request" in getattr(ScalingPolicy, name).__code__.co_names, HINT
+    assert "_coordinator_client" in ScalingPolicy.__init__.__code__.co_names, HINT
+    used = ScalingPolicy.after_controller_start.__code__.co_names
+    expect({"_requester_id", "_coordinator_client", "_send_resource_request"} - set(used), set())
     for name, wanted in {
         "make_decision_for_non_running_worker_group": ["self"],
         "make_decision_for_running_worker_group": ["self", "worker_group_state", "worker_group_status"],
@@ -158,6 +164,12 @@ def job() -> Job:
     )
 
 
+def test_end_of_controller_needs_no_request_for_resources() -> None:
+    policy = HostPolicy(ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1}), 1, 1, 0.0, str, id)
+    policy.before_controller_abort()
+    asyncio.run(policy.before_controller_shutdown())
+
+
 def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
     monkeypatch.setenv(constants.V2_ENABLED_ENV_VAR, "1")
     trainer = host_trainer(job(), str, on_controller=id, folder=os.fspath(tmp_path))
@@ -175,6 +187,8 @@ def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_names_from_ray_core() -> None:
     assert callable(available_resources_per_node), HINT
     assert list(inspect.signature(placement_group_table).parameters) == ["placement_group"], HINT
+    assert {"bundles", "strategy", "lifetime"} <= set(parameters(placement_group)), HINT
+    expect(inspect.signature(placement_group).parameters["lifetime"].default, None)
     assert "current_actor" in dir(RuntimeContext), HINT
     assert issubclass(ray.exceptions.RayActorError, ray.exceptions.RayError), HINT
 

@@ -6,7 +6,16 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import parse_job
 from elastic_train.planner.constraints import check_layout
-from elastic_train.planner.layouts import LayoutChoice, NoLayout, check_job, choose_layout, layouts_of
+from elastic_train.planner.layouts import (
+    LayoutChoice,
+    NoLayout,
+    _Search,
+    check_job,
+    choose_for_all,
+    choose_layout,
+    layouts_of,
+)
+from elastic_train.planner.memory import memory_bytes
 from tests.config.job_files import GOOD
 
 
@@ -27,30 +36,32 @@ CHOICES = [
     (5, ("parallel.tp=2", "parallel.dp_shard=2"), Layout(dp_shard=2, tp=2), 1),
     # 8 slots: more than 8 data ranks would have nothing to do
     (11, (), Layout(dp_shard=8), 3),
-    # auto tensor parallelism is used only where the data axis cannot take all hosts
-    (6, ("parallel.tp=auto",), Layout(dp_shard=6), 0),
+    # auto tensor parallelism is used where the data axis cannot take all hosts, or evens out the slots
+    (6, ("parallel.tp=auto",), Layout(dp_shard=3, tp=2), 0),
+    (8, ("parallel.tp=auto",), Layout(dp_shard=8), 0),
     (16, ("parallel.tp=auto",), Layout(dp_shard=8, tp=2), 0),
     (16, ("parallel.tp=auto", "parallel.pp=auto", "parallel.dp_replicate=auto"), Layout(dp_shard=8, tp=2), 0),
     (8, ("parallel.dp_replicate=auto",), Layout(dp_shard=8), 0),
     (8, ("parallel.dp_replicate=2",), Layout(dp_replicate=2, dp_shard=4), 0),
     (4, ("parallel.data=ddp",), Layout(dp_replicate=4), 0),
     (4, ("parallel.data=ddp", "parallel.dp_shard=auto"), Layout(dp_replicate=4), 0),
-    # hsdp replicates and shards where the number of hosts has two factors
+    # hsdp replicates and shards where the number of data ranks has two factors
     (8, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=4), 0),
-    (6, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=3), 0),
-    (5, ("parallel.data=hsdp",), Layout(dp_shard=5), 0),
+    (6, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=2), 2),
+    (3, ("parallel.data=hsdp",), Layout(dp_shard=3), 0),
     (2, ("parallel.data=hsdp",), Layout(dp_shard=2), 0),
-    # seven hosts, as they are left after one of eight is lost
-    (7, ("parallel.data=ddp",), Layout(dp_replicate=7), 0),
-    (7, ("parallel.data=zero1",), Layout(dp_shard=7), 0),
-    (7, ("parallel.data=hsdp",), Layout(dp_shard=7), 0),
-    (7, ("parallel.data=hsdp", "parallel.dp_replicate=2"), Layout(dp_replicate=2, dp_shard=3), 1),
-    (7, ("parallel.data=hsdp", "parallel.dp_shard=2"), Layout(dp_replicate=3, dp_shard=2), 1),
+    # seven hosts, as they are left after one of eight is lost: 8 slots are 2 on each of 4, 5, 6 or 7 data ranks
+    (7, ("parallel.data=ddp",), Layout(dp_replicate=4), 3),
+    (7, ("parallel.data=zero1",), Layout(dp_shard=4), 3),
+    (7, ("parallel.data=hsdp",), Layout(dp_replicate=2, dp_shard=2), 3),
+    (7, ("parallel.data=hsdp", "parallel.dp_replicate=2"), Layout(dp_replicate=2, dp_shard=2), 3),
+    (7, ("parallel.data=hsdp", "parallel.dp_shard=2"), Layout(dp_replicate=2, dp_shard=2), 3),
+    (7, ("parallel.data=hsdp", "training.global_batch=14"), Layout(dp_shard=7), 0),
     (7, ("parallel.pp=2",), Layout(pp=2, dp_shard=3), 1),
     (7, ("parallel.pp=2", "parallel.data=ddp"), Layout(pp=2, dp_replicate=3), 1),
     (7, ("parallel.cp=2",), Layout(dp_shard=3, cp=2), 1),
     (7, ("parallel.cp=2", "parallel.tp=2"), Layout(cp=2, tp=2), 3),
-    (7, ("parallel.cp=auto",), Layout(dp_shard=7), 0),
+    (7, ("parallel.cp=auto",), Layout(dp_shard=3, cp=2), 1),
     # 8 slots over 3 data ranks are 3 micro-batches: with four stages too few, so one data rank is left
     (15, ("parallel.pp=4",), Layout(pp=4, dp_shard=2), 7),
     # 10 slots, interleaved, pp=2: on two data ranks five micro-batches become six, three rounds of two
@@ -65,7 +76,7 @@ CHOICES = [
     ),
     # however many: no search through all of them
     (10**9, (), Layout(dp_shard=8), 10**9 - 8),
-    (10**9, ("parallel.pp=auto",), Layout(pp=2, dp_shard=7), 10**9 - 14),
+    (10**9, ("parallel=auto",), Layout(pp=4, dp_shard=2, cp=16, tp=2), 10**9 - 256),
 ]
 
 
@@ -113,6 +124,110 @@ def test_equal_rounds_are_filled_with_padding() -> None:
 
 def test_uneven_slots_are_said() -> None:
     assert any("8 slots over 3 data ranks" in reason for reason in choose(3).reasons)
+
+
+def test_choice_is_explained() -> None:
+    assert choose(7).reasons == [
+        "7 hosts: dp_shard4 costs 2.19 a step (compute 2.00, bubble 0.00, communication 0.19; "
+        "1 is a micro-batch on one host)",
+        "next best dp_shard3 costs 3.17",
+        "3 hosts kept as warm spares: dp_shard7 costs 2.21, with 2 micro-batches on a data rank",
+    ]
+
+
+CONFIGS = {
+    "data": (),
+    "auto": ("parallel=auto",),
+    "ddp": ("parallel.data=ddp", "parallel.pp=auto"),
+    "hsdp": ("parallel.data=hsdp", "parallel.tp=auto"),
+    "fixed": ("parallel.tp=2", "parallel.pp=auto"),
+    "interleaved": ("parallel.pp=2", "parallel.pipeline=interleaved_1f1b", "training.global_batch=12"),
+    "small": ("parallel=auto", "hosts.memory=2700KiB"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_number_of_hosts_has_a_legal_layout_and_more_are_never_slower(name: str) -> None:
+    job = job_of(*CONFIGS[name])
+    last = float("inf")
+    for hosts in range(1, 17):  # primes included
+        try:
+            choice = choose_layout(job, hosts)
+        except NoLayout:
+            assert hosts == 1 or name == "small"
+            assert last == float("inf"), f"fits on {hosts - 1} hosts, not on {hosts}"
+            continue
+        assert check_layout(job, choice.layout) == []
+        assert choice.used_hosts == choice.layout.world_size == hosts - choice.spares
+        assert choice.cost <= last
+        assert choice == choose_layout(job, hosts)
+        if (limit := job.hosts.memory_bytes) is not None:
+            assert memory_bytes(job, choice.layout) <= limit
+        last = choice.cost
+    assert last < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "layout"),
+    [
+        ((4,), Layout(dp_shard=2, tp=2)),
+        ((2, 2), Layout(dp_shard=2, tp=2)),
+        ((3, 1), Layout(tp=2)),
+        ((3, 3), Layout(dp_shard=2, tp=2)),
+        ((3, 2, 1, 1, 1), Layout(dp_shard=2, tp=2)),
+    ],
+)
+def test_tensor_ranks_stay_on_a_node(nodes: tuple[int, ...], layout: Layout) -> None:
+    choice = choose_layout(job_of("parallel.tp=2"), nodes)
+    assert (choice.layout, choice.spares) == (layout, sum(nodes) - layout.world_size)
+
+
+def test_tensor_ranks_that_no_node_can_hold() -> None:
+    job = job_of("parallel.tp=2", "hosts.max=4")
+    with pytest.raises(NoLayout, match=r"parallel.tp=2 needs as many hosts on one node; .* 1; 4 hosts would do"):
+        choose_layout(job, (1, 1))
+    with pytest.raises(NoLayout, match=r"none up to hosts.max=4 would do"):
+        choose_layout(job, (1, 1, 1))
+
+
+def test_never_more_hosts_than_allowed() -> None:
+    choice = choose_layout(job_of(), (4, 4), most=3)
+    assert (choice.layout, choice.spares) == (Layout(dp_shard=3), 5)
+
+
+def test_limit_of_memory_is_kept_and_the_number_that_would_do_is_told() -> None:
+    job = job_of("hosts.memory=2700KiB", "hosts.max=8")
+    needed = {hosts: memory_bytes(job, Layout(dp_shard=hosts)) for hosts in range(1, 9)}
+    fewest = min(hosts for hosts, size in needed.items() if size <= 2700 * 2**10)
+    assert fewest > 2
+    with pytest.raises(NoLayout, match=rf"needs 3.4 MiB a host; hosts.memory=2700KiB; {fewest} hosts would do"):
+        choose_layout(job, 2)
+    assert choose_layout(job, fewest).layout == Layout(dp_shard=fewest)
+    (problem,) = check_job(job_of("hosts.memory=1KiB", "hosts.max=8"))
+    assert problem.startswith("hosts.min=1: 1 host cannot run this job: layout single needs 3.4 MiB a host; ")
+    assert problem.endswith("none up to hosts.max=8 would do")
+
+
+def test_exact_jobs_keep_the_axes_that_change_bits() -> None:
+    for hosts in range(1, 17):
+        layout = choose(hosts, "parallel=auto", "training.determinism=exact").layout
+        assert (layout.tp, layout.cp) == (1, 1)
+
+
+def test_all_hosts_of_torchrun_are_used() -> None:
+    assert choose_for_all(job_of(), 7).layout == Layout(dp_shard=7)
+    with pytest.raises(NoLayout, match="no layout of this job uses all of 9 hosts"):
+        choose_for_all(job_of(), 9)
+
+
+@pytest.mark.parametrize("memory", [(), ("hosts.memory=80GiB",)])
+def test_five_hundred_hosts_are_planned_at_once(memory: tuple[str, ...]) -> None:
+    """The time goes with the layouts that are looked at: some 20 microseconds each, 100 with a limit of memory."""
+    large = ("model.preset=llama3-70b", "data.sequence_length=8192", "training.global_batch=1024")
+    job = job_of(*large, "training.precision=bf16", "hosts.max=512", "parallel=auto", *memory)
+    search = _Search(job)
+    assert search.best([8] * 64, 512)
+    assert search.looked_at < 300
 
 
 def test_every_enumerated_layout_has_the_size_and_keeps_the_fixed_axes() -> None:
