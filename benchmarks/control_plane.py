@@ -1,7 +1,9 @@
 """How the coordinator's decisions grow with the number of hosts: simulated hosts, real coordinator, one process.
 
 Each size: all hosts join and get ready, the first generation is formed and finishes a step, then one host in a hundred
-is lost at once. ``decide`` is the CPU-bound time from the first loss to the last assignment; ``join`` is per host.
+is lost at once. ``decide`` is the CPU-bound time from the first loss to the last assignment, 0.03 s of it the wait for
+further losses; ``join`` is per host; ``step`` is all that is told of one step; ``restore`` is the time to tell every
+rank of the new layout which images it needs. Sizes are those of the largest message.
 
     python benchmarks/control_plane.py [--hosts 100 1000 10000] [--json control_plane.json]
 """
@@ -15,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.config.job import Job
@@ -25,6 +27,7 @@ from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
 
 PER_NODE = 8
+ROWS = 1 << 20
 CHUNKS = 60
 """Of a rank: a few layers' weights with their two moments."""
 JOB = """
@@ -46,15 +49,12 @@ class SimulatedConnection:
 
     def __init__(self) -> None:
         self.sent: dict[str, int] = {}
-        self.nbytes = 0
-        self.assignment: dict[str, Any] | None = None
+        self.nbytes: dict[str, int] = {}
         self.last_heard = float("inf")
 
     def send(self, message: dict[str, Any]) -> None:
         self.sent[message["type"]] = self.sent.get(message["type"], 0) + 1
-        if message["type"] == "assign":
-            self.assignment = message
-            self.nbytes = len(json.dumps(message))
+        self.nbytes[message["type"]] = len(json.dumps(message))
 
     def close(self) -> None:
         pass
@@ -62,10 +62,13 @@ class SimulatedConnection:
     abort = close
 
 
-def description() -> str:
-    """As large as that of a rank of a real job."""
+def description(rank: int, world: int) -> str:
+    """As large as that of a rank of a real job; tensors are cut into as many rows as there are ranks."""
+    rows = ROWS // world
+    begin = rank * ROWS // world
     chunks = [
-        Chunk(f"param.layers.{i}.weight", "float32", (64, 64), (0, 0), (8, 64), 2048 * i, 2048) for i in range(CHUNKS)
+        Chunk(f"param.layers.{i}.weight", "float32", (ROWS, 64), (begin, 0), (max(rows, 1), 64), 2048 * i, 2048)
+        for i in range(CHUNKS)
     ]
     return Description(tuple(chunks), 2048 * CHUNKS).to_json()
 
@@ -88,6 +91,7 @@ class Simulation:
         while coordinator.generation is None:
             await asyncio.sleep(0.01)
         formed = time.perf_counter() - started
+        self.describe()
         self.step(1)
         started = time.perf_counter()
         self.step(2)
@@ -105,7 +109,10 @@ class Simulation:
             await asyncio.sleep(0.001)
         decided = time.perf_counter() - started
         generation = coordinator.generation
-        size = max(member.connection.nbytes for member in generation.members)
+        started = time.perf_counter()
+        self.describe()
+        restored = time.perf_counter() - started
+        told = [cast(SimulatedConnection, member.connection) for member in generation.members]
         await coordinator.close()
         return {
             "hosts": count,
@@ -116,7 +123,10 @@ class Simulation:
             "lost": len(lost),
             "decide_s": decided,
             "ranks": generation.layout.world_size,
-            "message_kb": size / 1e3,
+            "message_kb": max(connection.nbytes["assign"] for connection in told) / 1e3,
+            "restore_s": restored,
+            "directions": sum(connection.sent.get("directions", 0) for connection in told),
+            "directions_kb": max(connection.nbytes["directions"] for connection in told) / 1e3,
         }
 
     def join(self, number: int) -> None:
@@ -135,6 +145,15 @@ class Simulation:
         self.coordinator._handle(host, {"type": "ready"})
         self.hosts.append(host)
 
+    def describe(self) -> None:
+        """Every rank tells what it holds: rows of each tensor, by its place in the layout."""
+        generation = self.coordinator.generation
+        assert generation is not None
+        world = generation.layout.world_size
+        for rank, host in enumerate(generation.members):
+            about = {"generation": generation.number, "rank": rank}
+            self.coordinator._handle(host, {"type": "described", "description": description(rank, world), **about})
+
     def step(self, step: int) -> None:
         """Every rank tells of its step and its partners' copies arrive."""
         generation = self.coordinator.generation
@@ -143,8 +162,6 @@ class Simulation:
         said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "cpu_seconds": 0.0}
         for rank, host in enumerate(generation.members):
             about = {"generation": generation.number, "rank": rank}
-            if step == 1:
-                self.coordinator._handle(host, {"type": "described", "description": self.text, **about})
             copies = [partner.node for partner in generation.partners[rank]]
             told = {"type": "stepped", "step": step, "image": f"r{rank}", "copies": copies, **said, **about}
             self.coordinator._handle(host, told)
@@ -152,8 +169,6 @@ class Simulation:
                 self.coordinator._handle(
                     host, {"type": "held", "step": step, "node": node, "image": f"r{rank}", **about}
                 )
-
-    text = description()
 
 
 def measure(folder: Path, count: int) -> dict[str, float]:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from elastic_train.checkpoint.description import Description
 from elastic_train.checkpoint.errors import Fenced
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
@@ -358,11 +357,10 @@ class Coordinator:
 
     def _on_described(self, host: HostRecord, generation: Generation, rank: int, text: str) -> None:
         """A trainer has built its part of the model: now it is known which images it needs."""
-        self._inventory.describe(generation.number, rank, text)
+        needs = self._inventory.describe(generation.number, rank, text)
         restore = generation.restore
         if restore is not None and restore.snapshots is not None:
-            needs, hosts = Description.from_json(text), self.members.by_node
-            ranks = restore.directions(rank, host.node, needs, hosts, self._inventory)
+            ranks = restore.directions(rank, host.node, needs, self.members.by_node, self._inventory)
             host.connection.send({"type": "directions", "generation": generation.number, "ranks": ranks})
 
     def _on_refused_copy(self, generation: Generation, message: Message) -> None:

@@ -51,15 +51,18 @@ class Directory:
         self._group_of: dict[int, int] = {}
         self._groups: list[list[int]] = []
         self._texts: dict[str, int] = {}
+        self._read: list[Description] = []
+        """by group"""
         self._tensors: dict[str, _Tensor] = {}
 
-    def add(self, rank: int, description: str) -> None:
-        """``rank`` holds what the JSON ``description`` says. Replicas say the same, and cost nothing more."""
+    def add(self, rank: int, description: str) -> Description:
+        """``rank`` holds what the JSON ``description`` says, which is returned. Replicas say the same."""
         group = self._texts.get(description)
         if group is None:
+            self._read.append(Description.from_json(description))
             group = self._texts[description] = len(self._groups)
             self._groups.append([])
-            for chunk in Description.from_json(description).chunks:
+            for chunk in self._read[group].chunks:
                 tensor = self._tensors.setdefault(chunk.key, _Tensor())
                 holders = tensor.holders.setdefault((chunk.offsets, chunk.sizes), _Holders())
                 if group not in holders.known:
@@ -67,6 +70,7 @@ class Directory:
                     holders.groups.append(group)
         self._groups[group].append(rank)
         self._group_of[rank] = group
+        return self._read[group]
 
     def holders(self, needs: Description, rank: int, near: Collection[int], there: Callable[[int], bool]) -> set[int]:
         """The ranks whose images together have all of ``needs`` that anybody has.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from elastic_train.checkpoint.description import Description
 from elastic_train.controller.directory import Directory
 
 
@@ -67,10 +68,10 @@ class Inventory:
         self._worlds[generation] = world_size
         self.directories[generation] = Directory()
 
-    def describe(self, generation: int, rank: int, description: str) -> None:
-        """What the rank's images hold, as JSON."""
+    def describe(self, generation: int, rank: int, description: str) -> Description:
+        """What the rank's images hold, as JSON; returns it read."""
         self.descriptions[generation, rank] = description
-        self.directories[generation].add(rank, description)
+        return self.directories[generation].add(rank, description)
 
     def add(self, generation: int, rank: int, step: int, node: str, image: str) -> SnapshotSet | None:
         """Record a whole image; None for a generation or step that is unknown or already given up."""
