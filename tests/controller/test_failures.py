@@ -58,7 +58,7 @@ def test_trainer_killed_when_only_the_news_of_the_last_step_is_missing(
             tell(self, number, step)
 
     monkeypatch.setattr(Coordinator, "_finish_if_whole", deaf_at_the_end)
-    with LocalJob(make_job(corpus, tmp_path, "end", "parallel.pp=1")) as run:
+    with LocalJob(make_job(corpus, tmp_path, "end", "parallel.pp=1", "hosts.max=2")) as run:
         run.start_hosts("ab")
 
         def all_there(status: dict[str, Any]) -> bool:
