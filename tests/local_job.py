@@ -117,6 +117,14 @@ class LocalJob:
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self.coordinator.stop, "test")
 
+    def begin_outage(self, seconds: float) -> str:
+        """Of object storage, for the coordinator (which is this process) and the hosts."""
+
+        async def begin() -> str:
+            return self.coordinator.begin_outage(seconds)
+
+        return str(self._call(begin()))
+
     def kill_host(self, name: str) -> None:
         self.hosts[name].send_signal(signal.SIGKILL)
 

@@ -112,3 +112,22 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
     told = [event for event in run.events if event["event"] != "step"]
     assert lines(job, "ledger") == told
     assert whole_checkpoints(job)[-1] == steps[-1]
+
+
+def test_an_outage_on_demand_reaches_coordinator_and_hosts_and_is_over_by_itself(
+    s3_environment: S3Server, s3_bucket: str, corpus: Path, tmp_path: Path
+) -> None:
+    """What `elastic-train chaos store-outage` asks for; the server itself is well all the time."""
+    settings = "training.steps=300", "hosts.max=1", "checkpoint.every_steps=2", "storage.retry_seconds=0.5"
+    endpoint = f"storage.endpoint_url={s3_environment.endpoint_url}"
+    with LocalJob(make_job(corpus, f"s3://{s3_bucket}/outage", "ordered", endpoint, *settings)) as run:
+        run.start_hosts("a")
+        run.wait(lambda _: bool(run.told("checkpoint_committed")))
+        assert run.begin_outage(2.0) == ""
+        run.wait(lambda _: bool(run.told("checkpoint_failed")))
+        failed = run.told("checkpoint_failed")[0]
+        assert s3_environment.endpoint_url.removeprefix("http://") in failed["detail"], failed
+        run.wait(lambda _: run.told("checkpoint_committed")[-1]["step"] > failed["step"])
+        assert run.finish()["state"] == "finished"
+    with LocalJob(make_job(corpus, tmp_path, "on-disk", "hosts.max=1")) as run:
+        assert run.begin_outage(2.0) == f"storage.uri={tmp_path} is no object storage; a job on s3:// can lose it"
