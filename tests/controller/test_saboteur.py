@@ -16,14 +16,14 @@ from tests.ray_job import RayJob, pools, processes, refill, until_none
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
-LONG = ("training.steps=400", "checkpoint.every_steps=50", "parallel.pp=1", "failure.hang_seconds=3")
+LONG = ("training.steps=400", "checkpoint.every_steps=50", "parallel.pp=1", "failure.hang_seconds=2")
 TRACE = """
 {"at": 0, "kind": "kill-trainer"}
 {"at": 3, "kind": "hang"}
-{"at": 9, "kind": "partition", "seconds": 1}
-{"at": 9.5, "kind": "store-outage", "seconds": 1}
-{"at": 10, "kind": "kill-host"}
-{"at": 14, "kind": "kill-node"}
+{"at": 8, "kind": "partition", "seconds": 1}
+{"at": 8.1, "kind": "store-outage", "seconds": 1}
+{"at": 8.2, "kind": "kill-host"}
+{"at": 11, "kind": "kill-node"}
 """
 
 
@@ -35,7 +35,7 @@ def test_a_trace_is_struck_and_told_and_changes_no_sample_and_no_loss(
     trace.write_text(TRACE)
     said: list[Any] = []
     with RayJob(make_job(corpus, tmp_path, "chaos", *LONG), ray_cluster.address) as run:
-        run.wait(lambda status: status["step"] >= 3)
+        run.wait(lambda status: status["step"] >= 3 and sum(host["rank"] is not None for host in status["hosts"]) == 4)
         arguments = ("chaos", "replay", "chaos", "--trace", str(trace), "--address", ray_cluster.address)
         chaos = threading.Thread(target=lambda: said.append(elastic_train(*arguments, cwd=tmp_path)))
         chaos.start()
