@@ -29,7 +29,7 @@ Every = Annotated[
 For = Annotated[
     float,
     typer.Option(
-        "--for", metavar="DURATION", parser=parse_duration, show_default="10m", help="With --every: for how long."
+        "--for", metavar="DURATION", parser=parse_duration, show_default="10m", help="For how long (with --every)."
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Chooses the victims; the same seed, the same choice.")]
@@ -101,6 +101,24 @@ def replay(
     strike(job, schedule, address)
 
 
+@app.command()
+def llama3(
+    job: JobRef,
+    speed: Annotated[float, typer.Option(min=1, help="Time is compressed so many times; at 1000 one per 11 s.")] = 1000,
+    duration: For = 600.0,
+    seed: Seed = 1,
+    seconds: Seconds = 20.0,
+    address: Address = None,
+) -> None:
+    """Failures at the rate and in the mix of Llama 3's 54 days."""
+    from elastic_train.controller import faults
+
+    schedule = faults.llama3(duration, speed, seed, seconds)
+    if not schedule:
+        raise UserError(f"--speed {speed:g} and --for {duration:g}s: the first failure would come later; raise one")
+    strike(job, schedule, address)
+
+
 def strike(job: str, schedule: list[Fault], address: str | None) -> None:
     """Carry ``schedule`` out and print what happens, a line each, and a summary."""
     from elastic_train.cli.cluster import cluster_problem
@@ -138,6 +156,8 @@ class Story:
             self._recovered.append(told["seconds"])
             place = f"from step {told['step']} as {told['layout']}"
             return f"           back in {told['seconds']:.2f} s, {place} ({told['cause']}: {told['detail']})"
+        if told["state"] == "gone":
+            return f"the coordinator is gone; the last that was heard of it is step {told['step']}"
         return f"the job has ended: {told['state']} at step {told['step']}"
 
     def summary(self) -> str:

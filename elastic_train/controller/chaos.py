@@ -21,6 +21,10 @@ class NoSuchJob(Exception):
     """No job of that name is running on the cluster."""
 
 
+class _CoordinatorGone(Exception):
+    """The job's coordinator is dead, or has not answered for long."""
+
+
 @dataclass(slots=True)
 class _Watch:
     """What the job's events say, each told once."""
@@ -52,14 +56,21 @@ class Chaos:
     """
 
     def __init__(self, coordinator: Any, tell: Callable[[Told], None]) -> None:
-        from elastic_train.controller.saboteur import Saboteurs, head_nodes
+        from elastic_train.controller.saboteur import Saboteurs, nodes_that_must_live
 
         self._coordinator, self._tell = coordinator, tell
-        self._saboteurs, self._spared = Saboteurs(), head_nodes()
+        self._saboteurs, self._spared = Saboteurs(), nodes_that_must_live()
         self._watch = _Watch(time.time())
+        self._step = 0
 
     def run(self, faults: Sequence[Fault]) -> None:
         """Strike at each time; returns when the job has ended, or has recovered from the last one."""
+        try:
+            self._run(faults)
+        except _CoordinatorGone:
+            self._tell({"told": "ended", "state": "gone", "step": self._step})
+
+    def _run(self, faults: Sequence[Fault]) -> None:
         begun = time.monotonic()
         for host in self._status()["hosts"]:
             self._saboteurs.prepare(host["node"])
@@ -73,21 +84,26 @@ class Chaos:
         self._saboteurs.close()
 
     def _status(self) -> dict[str, Any]:
-        """The status, as soon as there is a coordinator that answers."""
+        status: dict[str, Any] = self._ask("status")
+        self._step = status["step"]
+        for told in self._watch.recoveries(status):
+            self._tell(told)
+        return status
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """The answer to a call of ``method``, as soon as there is a coordinator that gives one."""
         import ray
 
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                status: dict[str, Any] = ray.get(self._coordinator.status.remote(), timeout=_PATIENCE_SECONDS)
-                break
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+                return ray.get(getattr(self._coordinator, method).remote(*arguments), timeout=_PATIENCE_SECONDS)
+            except ray.exceptions.ActorDiedError as error:
+                raise _CoordinatorGone from error
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
                 if time.monotonic() > deadline:
-                    return {"state": "gone", "hosts": [], "last_events": []}
+                    raise _CoordinatorGone from error
                 time.sleep(_POLL_SECONDS)
-        for told in self._watch.recoveries(status):
-            self._tell(told)
-        return status
 
     def _wait(self, until: float) -> bool:
         """Watch the job until then; False once it has ended."""
@@ -95,7 +111,7 @@ class Chaos:
             if time.monotonic() >= until:
                 return True
             time.sleep(min(_POLL_SECONDS, max(0.0, until - time.monotonic())))
-        self._tell({"told": "ended", "state": status["state"], "step": status.get("step")})
+        self._tell({"told": "ended", "state": status["state"], "step": status["step"]})
         return False
 
     def _strike(self, fault: Fault, begun: float, until: float) -> bool:
@@ -123,21 +139,16 @@ class Chaos:
         return True
 
     def _victim(self, fault: Fault, status: dict[str, Any]) -> Victim | None:
-        import ray
-
         if fault.kind in (Kind.KILL_COORDINATOR, Kind.STORE_OUTAGE):
-            place = ray.get(self._coordinator.place.remote(), timeout=_PATIENCE_SECONDS)
+            place = self._ask("place")
             label = "coordinator" if fault.kind == Kind.KILL_COORDINATOR else "object storage"
             return Victim(place["node"], "", place["pid"], None, label)
         return choose(fault, status["hosts"], self._spared)
 
     def _do(self, fault: Fault, victim: Victim) -> str:
-        import ray
-
-        note = {"kind": fault.kind.value, "victim": victim.label, "seconds": fault.seconds}
-        ray.get(self._coordinator.note_chaos.remote(note), timeout=_PATIENCE_SECONDS)
+        self._ask("note_chaos", {"kind": fault.kind.value, "victim": victim.label, "seconds": fault.seconds})
         if fault.kind == Kind.STORE_OUTAGE:
-            return str(ray.get(self._coordinator.begin_outage.remote(fault.seconds), timeout=_PATIENCE_SECONDS))
+            return str(self._ask("begin_outage", fault.seconds))
         return self._saboteurs.strike(fault, victim)
 
     def _settle(self) -> None:
@@ -156,7 +167,7 @@ class Chaos:
 
 
 def _ended(status: dict[str, Any]) -> bool:
-    return status["state"] in ("finished", "failed", "killed", "gone")
+    return status["state"] in ("finished", "failed", "killed")
 
 
 def run_chaos(name: str, faults: Sequence[Fault], address: str | None, tell: Callable[[Told], None]) -> None:

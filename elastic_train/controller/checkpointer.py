@@ -185,7 +185,7 @@ class Checkpointer:
         save = self.running = Save(snapshots.step, snapshots.generation)
         claim = self.claim
         try:
-            if self._gone_back_to is not None:
+            if self._gone_back_to is not None:  # only then are orders sent late: a host may have gone on, and say so
                 async with self._claiming:
                     await self._renew_claim()
                     claim = self.claim
@@ -207,6 +207,7 @@ class Checkpointer:
         before = Counter(store.retries)
         # First the lines of the steps that it stands for: a job that goes on from it could not write them again.
         await loop.run_in_executor(None, self._folder.flush_history)
+        self._require_wanted(save)
         self._unsure = max(self._unsure, save.step)
         committed = await loop.run_in_executor(None, commit, store, manifest, claim)
         if save.gone_back_to is not None:  # too late to keep it from being created, so it is made to count no longer

@@ -22,9 +22,14 @@ class JobMismatch(Exception):
     """A job of this name exists and is another job; one sentence says in what."""
 
 
+def job_uri(job: Job) -> str:
+    """Of the job's folder, ``<storage.uri>/<name>``."""
+    return join(job.storage.uri, job.name)
+
+
 def job_store(job: Job) -> Store:
-    """The store of the job's folder, ``<storage.uri>/<name>``."""
-    return Store.open(join(job.storage.uri, job.name), job.storage)
+    """The store of the job's folder."""
+    return Store.open(job_uri(job), job.storage)
 
 
 def identity(job: Job, data_digest: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from elastic_train.config.layout import Layout
@@ -174,7 +173,7 @@ def _following(ring: list[str], count: int, full: Collection[str]) -> dict[str, 
     for here, node in enumerate(ring):
         first = bisect_right(free, here)
         around = (free[(first + step) % len(free)] for step in range(len(free)))
-        found[node] = [ring[place] for place in islice((place for place in around if place != here), count)]
+        found[node] = [ring[place] for place in itertools.islice((place for place in around if place != here), count)]
     return found
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import xxhash
 
 from elastic_train.config.job import Job
-from elastic_train.storage.store import join
+from elastic_train.controller.job_folder import job_uri
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def _locked(root: Path) -> Iterator[None]:
 
 def machine_wide(job: Job) -> str:
     """A name of the job that no other job on the machine has: two storages may have a job of one name."""
-    return f"{job.name}-{xxhash.xxh32_hexdigest(join(job.storage.uri, job.name).encode())}"
+    return f"{job.name}-{xxhash.xxh32_hexdigest(job_uri(job).encode())}"
 
 
 class Pool:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 TESTED_RAY_VERSIONS = ("2.60.0",)
 JOB_ENDS = frozenset(state.value for state in State if state.ended)
 """What a host returns when the coordinator let it go at the job's end; every other return is a loss."""
+HEAD_RESOURCE = "node:__internal_head__"
+"""What only a head node has."""
 _NOOP_PAUSE_SECONDS = 0.2
 """Ray Train's controller spins while the policy answers Noop for a group that is not running."""
 _JOINER_PAUSE_SECONDS = 2.0
@@ -262,6 +264,12 @@ def drain_node(node_id: str, seconds: float, reason: str) -> str:
     deadline = time.time_ns() // 1_000_000 + int(seconds * 1000)
     accepted, refusal = gcs.drain_node(node_id, preempted, reason, deadline)
     return "" if accepted else f"Ray does not drain node {node_id[:8]}: {refusal}"
+
+
+def head_nodes() -> set[str]:
+    """Ids of the nodes that have the cluster's control."""
+    nodes: list[dict[str, Any]] = ray.nodes()
+    return {str(node["NodeID"]) for node in nodes if HEAD_RESOURCE in node["Resources"]}
 
 
 def count_seats(seat: dict[str, float]) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.config.paths import anchored, home
-from elastic_train.storage.store import join
+from elastic_train.controller.job_folder import job_uri
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class _Run:
         self._job, self._signals, self._on_status = job, signals, on_status
         self._token = secrets.token_hex(32)
         self._run_id = secrets.token_hex(4)
-        self._folder = join(job.storage.uri, job.name)
+        self._folder = job_uri(job)
         self._step = 0
         self._fit_error: BaseException | None = None
         self._stop_sent = False

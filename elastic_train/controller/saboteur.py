@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.controller.faults import Fault, Kind, Victim
 from elastic_train.controller.host import interface_of
-from elastic_train.controller.ray_internals import drain_node
+from elastic_train.controller.ray_internals import drain_node, head_nodes
 
 _ANSWER_SECONDS = 20.0
 
@@ -112,8 +112,6 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1]
 
 
-def head_nodes() -> set[str]:
-    """Ids of the nodes that must live: the cluster's head, and the one this process is on."""
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    heads = {str(node["NodeID"]) for node in nodes if "node:__internal_head__" in node["Resources"]}
-    return heads | {ray.get_runtime_context().get_node_id()}
+def nodes_that_must_live() -> set[str]:
+    """Ids of the cluster's head and of the node this process is on."""
+    return head_nodes() | {ray.get_runtime_context().get_node_id()}

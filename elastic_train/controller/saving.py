@@ -122,7 +122,7 @@ class Saving:
             except Fenced:
                 raise
             except Exception as error:
-                step = snapshots.step if snapshots else 0
+                step = snapshots.step if snapshots else line.get("step", 0)
                 self._record("checkpoint_failed", step=step, detail=f"{type(error).__name__}: {error}")
                 failure = error
             if pause is not None:

@@ -28,6 +28,10 @@ def test_durations(text: str, seconds: float) -> None:
             "--every 20s is longer than --for 10s: nothing would happen",
         ),
         (["hang", "job", "--address", "127.0.0.1:1"], "no Ray cluster"),
+        (
+            ["llama3", "job", "--speed", "1", "--for", "1s"],
+            "--speed 1 and --for 1s: the first failure would come later",
+        ),
         (["explode", "job"], "No such command 'explode'"),
         (["replay", "job"], "Missing option '--trace'"),
         (["replay", "job", "--trace", "none.jsonl"], "none.jsonl cannot be read"),
@@ -51,4 +55,7 @@ def test_the_story_counts_what_was_done_and_how_long_it_took() -> None:
     for seconds in (0.5, 3.0, 1.0):
         told = {"told": "recovered", "cause": "hang", "detail": "no news", "layout": "dp_shard2", "step": 7}
         assert "back in" in story.line(told | {"seconds": seconds})
+    assert story.line({"told": "ended", "state": "failed", "step": 9}) == "the job has ended: failed at step 9"
+    gone = story.line({"told": "ended", "state": "gone", "step": 9})
+    assert gone == "the coordinator is gone; the last that was heard of it is step 9"
     assert story.summary() == "1 faults, 3 generations formed, median 1.00 s, slowest 3.00 s"

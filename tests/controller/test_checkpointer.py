@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,34 @@ def test_one_that_is_committed_at_that_very_moment_counts_no_longer(
         await case.carry_out()
         assert (await saving).manifest == load_manifest(case.store, 20)
         assert case.saves.committed == CheckpointId(20, 2)
+
+    run(tmp_path, test)
+
+
+def test_one_that_is_gone_back_before_while_its_lines_are_written_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the last byte of the uploads and the manifest."""
+
+    async def test(case: Case) -> None:
+        loop, flush = asyncio.get_running_loop(), case.folder.flush_history
+
+        def flush_and_go_back() -> None:
+            flush()
+            gone = threading.Event()
+            loop.call_soon_threadsafe(lambda: (case.saves.go_back(15), gone.set()))
+            gone.wait()
+
+        saving = case.save(10)
+        await case.carry_out()
+        await saving
+        monkeypatch.setattr(case.folder, "flush_history", flush_and_go_back)
+        saving = case.save(20)
+        await case.carry_out()
+        with pytest.raises(UploadFailed, match="gone back to step 15"):
+            await saving
+        assert list_checkpoints(case.store) == [10]
+        assert not case.store.list(CheckpointId(20, 1).path)
 
     run(tmp_path, test)
 

@@ -40,6 +40,7 @@ try:
 
     from elastic_train.config.job import Job
     from elastic_train.controller.ray_internals import (
+        HEAD_RESOURCE,
         TESTED_RAY_VERSIONS,
         HostPolicy,
         ToleratesLostWorkers,
@@ -168,6 +169,16 @@ def test_end_of_controller_needs_no_request_for_resources() -> None:
     policy = HostPolicy(ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1}), 1, 1, 0.0, str, id)
     policy.before_controller_abort()
     asyncio.run(policy.before_controller_shutdown())
+
+
+def test_nodes_can_be_drained_and_the_head_be_told_from_the_others() -> None:
+    from ray._common.constants import HEAD_NODE_RESOURCE_NAME
+    from ray._raylet import InnerGcsClient
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    assert callable(InnerGcsClient.drain_node), HINT  # GcsClient passes it on
+    assert DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), HINT
+    expect(HEAD_NODE_RESOURCE_NAME, HEAD_RESOURCE)
 
 
 def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
