@@ -109,7 +109,10 @@ class LocalJob:
         async def ended() -> None:
             await asyncio.wait_for(self.coordinator.ended.wait(), seconds)
 
-        asyncio.run_coroutine_threadsafe(ended(), self._loop).result(seconds + 5)
+        try:
+            asyncio.run_coroutine_threadsafe(ended(), self._loop).result(seconds + 5)
+        except TimeoutError:
+            raise AssertionError(f"the job has not ended after {seconds} s: {self.status()}") from None
         for process in self.hosts.values():
             process.wait(timeout=30)
         return self.status()

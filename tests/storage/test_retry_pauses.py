@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import types
 from collections.abc import Callable
 
@@ -68,13 +70,22 @@ def test_what_is_left_of_the_budget_limits_a_pause_but_never_below_what_the_serv
 
 
 class Clock:
+    """Of this thread: what others of the process retry meanwhile goes by the real one."""
+
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.pauses: list[float] = []
-        patch.setattr(tenacity, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+        self._thread = threading.get_ident()
+        patch.setattr(tenacity, "time", types.SimpleNamespace(monotonic=self.monotonic))
         patch.setattr(tenacity.nap, "time", types.SimpleNamespace(sleep=self.sleep))
 
+    def monotonic(self) -> float:
+        return self.now if threading.get_ident() == self._thread else time.monotonic()
+
     def sleep(self, seconds: float) -> None:
+        if threading.get_ident() != self._thread:
+            time.sleep(seconds)
+            return
         self.pauses.append(seconds)
         self.now += seconds
 
