@@ -42,7 +42,6 @@ from elastic_train.controller.coordinator import State
 
 logger = logging.getLogger(__name__)
 
-TESTED_RAY_VERSIONS = ("2.60.0",)
 JOB_ENDS = frozenset(state.value for state in State if state.ended)
 """What a host returns when the coordinator let it go at the job's end; every other return is a loss."""
 HEAD_RESOURCE = "node:__internal_head__"

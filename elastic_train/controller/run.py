@@ -79,7 +79,7 @@ def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status
         on_status: called a few times per second with the job's status.
 
     Raises:
-        JobError: the job cannot be started (name in use, other job in its folder, no storage).
+        JobError: the job cannot be started (name in use, other job in its folder, no storage, another Ray).
     """
     job = anchored(job, home())  # hosts and actors run in other folders than the driver
     with _Signals() as signals, _ray(job, address, signals), _quiet():
@@ -97,6 +97,12 @@ def _ray(job: Job, address: str | None, signals: _Signals) -> Iterator[None]:
         os.environ.setdefault(name, value)
     import ray
 
+    from elastic_train.controller.ray_versions import require_ray
+
+    try:
+        require_ray()
+    except ImportError as error:
+        raise JobError(str(error)) from error
     from elastic_train.controller.ray_actors import NAMESPACE
 
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.WARNING}

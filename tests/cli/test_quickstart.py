@@ -25,11 +25,20 @@ STEPS = 300
 @pytest.mark.timeout(900)
 def test_quickstart_survives_a_node_and_takes_it_back(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "elastic_train.cli.main", "quickstart", f"training.steps={STEPS}"]
-    done = subprocess.run(
-        [*command, "data.sequence_length=64"], cwd=tmp_path, capture_output=True, text=True, timeout=850, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     folder = tmp_path / "runs" / "quickstart"
+    try:
+        done = subprocess.run(
+            [*command, "data.sequence_length=64"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=850,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        ledger = folder / "ledger.jsonl"
+        pytest.fail(f"{(error.stdout or b'')[-3000:]!r}\n{ledger.read_text() if ledger.exists() else 'no ledger'}")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert lines[-1]["loss"] < lines[0]["loss"] - 1

@@ -10,11 +10,14 @@ import dataclasses
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import ray
+
+from elastic_train.controller.ray_versions import TESTED_RAY_VERSIONS
 
 try:
     from ray._private import auto_init_hook
@@ -41,16 +44,15 @@ try:
     from elastic_train.config.job import Job
     from elastic_train.controller.ray_internals import (
         HEAD_RESOURCE,
-        TESTED_RAY_VERSIONS,
         HostPolicy,
         ToleratesLostWorkers,
         host_trainer,
         ray_messages_to_log,
     )
-    from elastic_train.controller.run import RAY_ENVIRONMENT
+    from elastic_train.controller.run import RAY_ENVIRONMENT, JobError, run_job
 except ImportError as error:
     raise ImportError(
-        "what elastic_train needs of Ray is not there; see TESTED_RAY_VERSIONS in ray_internals.py"
+        f"what elastic_train needs of Ray is not there; versions that work: {TESTED_RAY_VERSIONS}"
     ) from error
 
 HINT = f"Ray {ray.__version__} is not one of TESTED_RAY_VERSIONS={TESTED_RAY_VERSIONS}, or differs from them in this"
@@ -71,6 +73,24 @@ def fields(kind: type) -> set[str]:
 
 def test_version() -> None:
     assert ray.__version__ in TESTED_RAY_VERSIONS, HINT
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
+        ("ray.train.v2._internal.execution.scaling_policy", "ResizeDecision"),
+        ("ray.train.v2.api.data_parallel_trainer", "DataParallelTrainer"),
+    ],
+)
+def test_another_ray_is_refused_with_the_versions_that_work(
+    monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    """Before a cluster is started or asked: none is there to be found."""
+    monkeypatch.delattr(sys.modules[module], name)
+    monkeypatch.delitem(sys.modules, "elastic_train.controller.ray_internals")
+    with pytest.raises(JobError, match=rf"Ray \S+ lacks .*{name}.*; versions that work: 2\.60\.0"):
+        run_job(job(), address="127.0.0.1:1")
 
 
 def test_hooks_and_their_parameters() -> None:
