@@ -159,7 +159,7 @@ class Simulation:
         generation = self.coordinator.generation
         assert generation is not None
         said = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "valid_tokens": 8, "seconds": 1.0, "eval_seconds": 0.0}
-        said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "cpu_seconds": 0.0}
+        said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0, "cpu_seconds": 0.0}
         for rank, host in enumerate(generation.members):
             about = {"generation": generation.number, "rank": rank}
             copies = [partner.node for partner in generation.partners[rank]]

@@ -37,6 +37,7 @@ from elastic_train.controller.resumption import OpenedData, begin_from_source, o
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks
 from elastic_train.controller.step_log import StepLog
+from elastic_train.controller.time_account import TimeAccount
 from elastic_train.controller.wire import Connection, Message
 from elastic_train.planner.layouts import LayoutChoice
 from elastic_train.storage import outage
@@ -49,6 +50,8 @@ _SETTLE_SECONDS = 0.03
 _ALONE = ("trainer_killed", "hang", "start", "growth")
 """What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
+_ACCOUNT_SECONDS = 30.0
+"""The time account is in the ledger at least this often."""
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -114,6 +117,8 @@ class Coordinator:
         self._growth = Growth(job, self._record)
         self._growth_due: str | None = None
         """why newcomers are taken in at the next step, if they are"""
+        self.time = TimeAccount()
+        self._accounted = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -149,6 +154,7 @@ class Coordinator:
         if not resumes:
             begin_from_source(self.job, data, self._folder.store)
         dropped = self.log.open(step)
+        self.time.resumed(step, dropped)
         if dropped or resumes:
             self._record("resumed", step=step, steps_to_repeat=dropped)
         self._record("job_started", step=step, steps=self.job.training.steps)
@@ -174,6 +180,7 @@ class Coordinator:
 
     def _finish(self, state: State, reason: str) -> None:
         self.state = State.FINISHING
+        self.time.finishing()
         self._cancel_plan()
         self.members.tell({"type": "release"})
         self._spawn(self._finish_later(state, reason))
@@ -200,6 +207,8 @@ class Coordinator:
     def _end(self, state: State, reason: str) -> None:
         self.state, self.message = state, reason
         self._cancel_plan()
+        self.time.end()
+        self._account()
         self._record("job_finished", status=state.value, reason=reason, step=self.log.finished_step)
         self.members.tell({"type": "stop", "reason": state.value})
         self.ended.set()
@@ -231,10 +240,16 @@ class Coordinator:
     def _record(self, event: str, **fields: Any) -> None:
         self._on_event(self._folder.record(event, **fields))
 
+    def _account(self) -> None:
+        """Where the hosts' time went so far."""
+        self._accounted = time.monotonic()
+        self._record("time_account", step=self.log.finished_step, **self.time.report())
+
     # -- hosts ---------------------------------------------------------------------------------------------------
 
     def _join(self, connection: Connection, message: Message) -> HostRecord:
         host = self.members.join(connection, message)
+        self.time.joined(host.number)
         self._copies.joined(host.node)
         for image in message["images"]:
             self._inventory.add(image["generation"], image["rank"], image["step"], host.node, image["image"])
@@ -251,7 +266,9 @@ class Coordinator:
         self._growth.host_lost()
         self._record("host_lost", host=host.number, node=host.node, pid=host.pid)
         if self.generation is not None and self.generation.has(host):
-            self._trouble(self.generation, Trouble("host_lost", f"{host.label} is gone"))
+            heard = host.last_word(self.job.failure.lease_seconds)
+            self._trouble(self.generation, Trouble("host_lost", f"{host.label} is gone", happened=heard))
+        self.time.left(host.number)
 
     def _handle(self, host: HostRecord, message: Message) -> None:
         kind = message["type"]
@@ -259,6 +276,7 @@ class Coordinator:
             self._on_heartbeat(host, message)
         elif kind == "ready":
             self.members.is_ready(host)
+            self.time.ready(host.number)
         elif kind == "uploaded":
             self._checkpointer.uploaded(host, message)
         elif kind == "held":
@@ -283,6 +301,8 @@ class Coordinator:
             self._watch_hang()
             self._watch_newcomers()
             self._watch_copies()
+            if time.monotonic() - self._accounted >= _ACCOUNT_SECONDS:
+                self._account()
             await asyncio.sleep(_WATCH_SECONDS)
 
     def _watch_hang(self) -> None:
@@ -291,7 +311,8 @@ class Coordinator:
             return
         still = time.time() - generation.last_progress
         if still > self.job.failure.hang_seconds:
-            self._trouble(generation, Trouble("hang", f"no rank made progress for {still:.1f} s"))
+            detail = f"no rank made progress for {still:.1f} s"
+            self._trouble(generation, Trouble("hang", detail, happened=generation.last_progress))
 
     def _watch_newcomers(self) -> None:
         if self.state == State.STARTING:
@@ -331,8 +352,9 @@ class Coordinator:
         generation.last_progress = time.time()
         if kind == "forked":
             host.trainer_pid = message["pid"]
+            self._on_phase(generation, "forked")
         elif kind == "phase":
-            generation.phases[message["name"]] = max(generation.phases.get(message["name"], 0.0), message["seconds"])
+            self._on_phase(generation, message["name"], message["seconds"])
         elif kind == "restored":
             for source, count in message["bytes"].items():
                 generation.restored[source] = generation.restored.get(source, 0) + count
@@ -354,6 +376,11 @@ class Coordinator:
             self._on_refused_copy(generation, message)
         elif kind == "copy_failed":
             self._trouble(generation, Trouble("copy_failed", f"rank {rank}: {message['error']}"))
+
+    def _on_phase(self, generation: Generation, name: str, seconds: float = 0.0) -> None:
+        begins = generation.formation.did(name, time.time(), seconds)
+        if begins is not None and not generation.troubles:
+            self.time.enter(begins)
 
     def _on_described(self, host: HostRecord, generation: Generation, rank: int, text: str) -> None:
         """A trainer has built its part of the model: now it is known which images it needs."""
@@ -389,6 +416,8 @@ class Coordinator:
     def _on_finished(self, generation: Generation, snapshots: SnapshotSet) -> None:
         """A step is whole on every rank and every partner: it can no longer be lost to a single failure."""
         step = snapshots.step
+        said = generation.stepped[step]
+        self.time.step_finished(step, {generation.members[rank].number: told for rank, told in said.items()})
         self.log.append(generation, step)
         self._inventory.supersede(snapshots)
         self._setbacks.step_finished()
@@ -407,8 +436,8 @@ class Coordinator:
 
     def _on_first_step(self, generation: Generation) -> None:
         generation.first_step_at = time.time()
-        recovery = generation.first_step_at - generation.cause.seen
-        self._growth.running(generation.cause.kind, recovery)
+        seconds = generation.formation.seconds(generation.first_step_at)
+        self._growth.running(generation.cause.kind, seconds["recovery_seconds"] - seconds["detection_seconds"])
         self._saving.schedule.new_layout()
         self.state = State.RUNNING
         self.members.tell({"type": "discard", "before_generation": generation.number})
@@ -422,11 +451,11 @@ class Coordinator:
             step=generation.start_step,
             cause=generation.cause.kind,
             detail=generation.cause.detail,
-            form_seconds=generation.formed - generation.cause.seen,
-            recovery_seconds=recovery,
-            phases=generation.phases,
+            **seconds,
+            phases=generation.formation.phases,
             restored_bytes=generation.restored,
         )
+        self._account()
 
     def _on_superseded(self, error: Fenced) -> None:
         if not self.state.ended and self.state != State.FINISHING:  # the last commit will find out by itself
@@ -455,6 +484,7 @@ class Coordinator:
         if generation is not self.generation or self.state not in (State.FORMING, State.RUNNING) or generation.refusing:
             return
         generation.troubles.append(trouble)
+        self.time.failed(trouble.began, trouble.seen)
         if self._planned is None:
             delay = 0.0 if trouble.kind in _ALONE else _SETTLE_SECONDS
             self._planned = asyncio.get_running_loop().call_later(delay, self._replan)
@@ -469,8 +499,10 @@ class Coordinator:
         assert self.generation is not None
         troubles = self.generation.troubles
         cause = next((trouble for trouble in troubles if not trouble.is_echo), troubles[0])
+        cause.happened = min(trouble.began for trouble in troubles)
         cause.seen = min(trouble.seen for trouble in troubles)
         self._record("trouble", generation=self.generation.number, cause=cause.kind, detail=cause.detail)
+        self._account()
         self._saving.schedule.trouble()
         if (reason := self._setbacks.reason_to_end(cause)) is not None:
             self.traceback = cause.traceback
@@ -532,6 +564,7 @@ class Coordinator:
         partners = self._copies.choose(members)
         self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
+        self.time.formed((member.number for member in members), restore.step, starts=cause.kind == "start")
         self.generation.restore = restore
         self.generation.reason = choice.reason
         self._growth.formed(choice)
@@ -546,6 +579,7 @@ class Coordinator:
     def _wait(self, cause: Trouble) -> None:
         self.generation = None
         self.state = State.WAITING
+        self.time.waiting()
         self._inventory.give_up_after(self.log.finished_step)
         self._record("waiting", cause=cause.kind, detail=cause.detail, reason=self.message)
         self.members.tell({"type": "release"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from bisect import bisect_right
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastic_train.config.layout import Layout
+from elastic_train.controller.formation import Formation
 from elastic_train.controller.inventory import SnapshotSet
 from elastic_train.controller.wire import Connection, Message
 
@@ -47,6 +49,11 @@ class HostRecord:
         """Its node has no room for its snapshots."""
         return self.ready and not self.usable
 
+    def last_word(self, lease_seconds: float) -> float | None:
+        """When it was last heard, if that is a lease ago; None: its connection was closed, which is told at once."""
+        silence = asyncio.get_running_loop().time() - self.connection.last_heard
+        return time.time() - silence if silence >= lease_seconds else None
+
     def as_partner(self) -> Message:
         """What a host must know to send it copies."""
         return {"address": list(self.byte_address), "node": self.node}
@@ -70,9 +77,15 @@ class Trouble:
     detail: str
     seen: float = field(default_factory=time.time)
     traceback: str | None = None
+    happened: float | None = None
+    """when it failed, where that was long before it was seen: the last sign of life"""
 
     # An echo (a peer's connection error, the failed copy to a dead partner) must not hide the cause that arrives later.
     _ECHOES = ("peer", "copy_failed")
+
+    @property
+    def began(self) -> float:
+        return self.seen if self.happened is None else self.happened
 
     @property
     def is_echo(self) -> bool:
@@ -92,8 +105,6 @@ class Generation:
     reason: str = ""
     """why it has this layout"""
     formed: float = field(default_factory=time.time)
-    phases: dict[str, float] = field(default_factory=dict)
-    """slowest rank's seconds per phase: group, build, restore"""
     restored: dict[str, int] = field(default_factory=dict)
     """bytes read per kind of source, all ranks"""
     finished_step: int = 0
@@ -106,12 +117,14 @@ class Generation:
     refusing: bool = False
     """Its checkpoint is being given up because a rank found it damaged; what other ranks say now changes nothing."""
     last_progress: float = field(default_factory=time.time)
+    formation: Formation = field(init=False)
     _ranks: dict[int, int] = field(init=False)
     """host number -> rank"""
     _promised: dict[int, int] = field(default_factory=dict)
     """step -> images that there will be of it, copies included"""
 
     def __post_init__(self) -> None:
+        self.formation = Formation(len(self.members), self.cause.began, self.cause.seen, self.formed)
         self._ranks = {member.number: rank for rank, member in enumerate(self.members)}
 
     def rank_of(self, host: HostRecord) -> int | None:
@@ -214,6 +227,7 @@ def step_line(generation: Generation, step: int, samples: list[int] | None) -> d
     line["seconds"] = max(message["seconds"] for message in said.values())
     line["snapshot_seconds"] = max(message["snapshot_seconds"] for message in said.values())
     line["stall_seconds"] = max(message["stall_seconds"] for message in said.values())
+    line["data_seconds"] = max(message["data_seconds"] for message in said.values())
     line |= {"generation": generation.number, "layout": str(generation.layout), "time": time.time()}
     if samples is not None:
         line["samples"] = samples

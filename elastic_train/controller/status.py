@@ -6,12 +6,16 @@ from typing import Any
 
 from elastic_train.controller.coordinator import Coordinator
 
+_COUNTS = ("step", "time_account")
+"""What comes again and again; the status says it in its own words."""
+
 
 def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[str, Any]:
     """A snapshot of the coordinator.
 
     ``step`` is the newest finished step, ``loss``/``lr``/``grad_norm`` are its values, ``seconds`` its duration,
-    ``tokens_per_second`` follows from them. ``hosts`` has one entry per connected host.
+    ``tokens_per_second`` follows from them. ``hosts`` has one entry per connected host. ``time`` is the time account of
+    this run (``TimeAccount.report``).
     """
     generation = coordinator.generation
     line = coordinator.log.last_line
@@ -27,8 +31,9 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
         "hosts": _hosts(coordinator),
         "spares": sum(host.usable for host in coordinator.members.hosts.values())
         - (len(generation.members) if generation else 0),
-        "last_events": events[-10:],
+        "last_events": [event for event in events[-50:] if event["event"] not in _COUNTS][-10:],
     }
+    status["time"] = coordinator.time.report()
     status |= {key: line.get(key) for key in ("loss", "grad_norm", "lr", "seconds")}
     if line:
         status["tokens_per_second"] = line["valid_tokens"] / line["seconds"]

@@ -161,6 +161,7 @@ class Trainer:
             "seconds": passed - engine.evaluation_seconds - self._stalled,
             "cpu_seconds": time.process_time() - cpu_started,
             "stall_seconds": self._stalled,
+            "data_seconds": engine.data_seconds,
         }
         snapshots.begin(step, message)
 

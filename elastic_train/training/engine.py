@@ -108,6 +108,8 @@ class Engine:
         self.on_progress: Callable[[], None] = lambda: None
         self.before_update: Callable[[], None] = lambda: None
         """called before a step changes anything in ``state``: until then whoever copies it has time"""
+        self.data_seconds = 0.0
+        """How long the last step fetched its samples."""
         self.evaluation_seconds = 0.0
         """How long the evaluation of the last step took; 0 when none was due."""
         self._job = job
@@ -270,7 +272,9 @@ class Engine:
 
     def _load(self, step: int) -> MicroBatches:
         """This rank's tokens of its data rank's slots; missing slots are padding."""
+        started = time.perf_counter()
         samples = [self._batches.slot(step, slot) for slot in self._slots]
+        self.data_seconds = time.perf_counter() - started
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))
         return self._to_tensors(samples, self._batches.documents)
 

@@ -115,15 +115,14 @@ def test_the_order_depends_on_the_hosts_only_and_keeps_nodes_together(nodes: str
 
 def told(step: int, **changes: float) -> dict:
     values = {"loss": 2.5, "grad_norm": 0.75, "lr": 1e-3, "valid_tokens": 256, "buffer": 1, "image": "x"}
-    return {"type": "stepped", "step": step, "seconds": 1.0, "snapshot_seconds": 0.1, "stall_seconds": 0.0} | (
-        values | changes
-    )
+    values |= {"stall_seconds": 0.0, "data_seconds": 0.0}
+    return {"type": "stepped", "step": step, "seconds": 1.0, "snapshot_seconds": 0.1} | (values | changes)
 
 
 def test_step_line() -> None:
     generation = Generation(3, Layout(pp=2), hosts("ab"), [[], []], 6, Trouble("start", ""))
     generation.stepped[7] = {
-        1: told(7, seconds=2.0, stall_seconds=0.5),
+        1: told(7, seconds=2.0, stall_seconds=0.5, data_seconds=0.25),
         0: told(7, seconds=1.5, snapshot_seconds=0.3),
     }
     line = step_line(generation, 7, [4, 1])
@@ -137,6 +136,7 @@ def test_step_line() -> None:
         "seconds": 2.0,  # the slowest rank's
         "snapshot_seconds": 0.3,
         "stall_seconds": 0.5,
+        "data_seconds": 0.25,
         "generation": 3,
         "layout": "pp2",
         "samples": [4, 1],
