@@ -106,13 +106,17 @@ def _others(job: str, store: Store) -> str:
 
 def describe_folder(name: str, store: Store) -> Iterator[str]:
     """Lines about a job that is not running, from the tails of its logs."""
-    from elastic_train.cli.live import event_line
+    from elastic_train.cli.live import event_line, time_line
+    from elastic_train.controller.time_account import account_of_runs
     from elastic_train.storage.json_lines import read_json_lines
 
     steps, events = read_json_lines(store, "steps.jsonl"), read_json_lines(store, "ledger.jsonl")
     if not steps and not events:
         raise UserError(f"{store.uri} holds no steps.jsonl and no ledger.jsonl; is {name} the name of a job?")
     yield f"{name}: not running; {_last_step(steps)}"
+    if (account := account_of_runs(events)) is not None:
+        yield f"  {time_line(account)}, in all runs"
+    events = [event for event in events if event.get("event") != "time_account"]
     for event in events[-EVENTS_SHOWN:]:
         yield f"  {event_line(event)}"
 

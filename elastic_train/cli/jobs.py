@@ -73,7 +73,7 @@ def train(
 
 def follow(job: Job, address: str | None) -> int:
     """Run ``job`` with live progress; returns the exit code. Relative paths start from ``config.paths.home()``."""
-    from elastic_train.cli.live import LiveView
+    from elastic_train.cli.live import LiveView, time_line
     from elastic_train.config.paths import anchored, home
     from elastic_train.controller.run import JobError, run_job
 
@@ -94,6 +94,8 @@ def follow(job: Job, address: str | None) -> int:
     typer.echo(
         f"{job.name}: {outcome.state} at step {outcome.step}; {outcome.message}; job folder {outcome.job_folder}"
     )
+    if outcome.time.get("host_seconds"):
+        typer.echo(time_line(outcome.time))
     _tell_tracking(outcome.tracking)
     return outcome.exit_code
 

@@ -18,12 +18,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from elastic_train.controller.time_account import largest_causes
+
 Status = Mapping[str, Any]
-"""Keys, all optional: state, step, steps, loss, tokens_per_second, generation, layout, hosts, spares, last_events."""
+"""Keys, all optional: state, step, steps, loss, tokens_per_second, generation, layout, hosts, spares,
+last_events, time (the time account)."""
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
 EVENTS_SHOWN = 6
+CAUSES_SHOWN = 4
+"""Of what keeps hosts from useful work, the largest."""
 LONGEST_VALUE = 80
 NODE_ID = re.compile(r"[0-9a-f]{40,}")
 """Ray's node ids; eight digits tell them apart."""
@@ -105,6 +110,8 @@ class LiveView:
         status = self._status
         title = Text.assemble((self._name, "bold"), "  ", str(status.get("state", "starting")))
         parts: list[RenderableType] = [self._progress(), self._curve()]
+        if _has_time(status):
+            parts.append(self._time())
         if status.get("hosts"):
             parts += [Text(), hosts_table(status["hosts"])]
         if self._events:
@@ -138,6 +145,27 @@ class LiveView:
             f"loss {loss:.4f}" if loss is not None else "loss -", Text(sparkline(self._losses), "magenta"), where
         )
         return row
+
+    def _time(self) -> RenderableType:
+        account = self._status["time"]
+        row = Table.grid(padding=(0, 1), expand=True)
+        row.add_column(width=16)
+        row.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        row.add_column(justify="right")
+        rest = Text(largest_causes(account, CAUSES_SHOWN), "dim")
+        row.add_row(f"goodput {100 * account['goodput']:.1f} %", rest, f"{account['host_seconds']:,.0f} host-seconds")
+        return row
+
+
+def _has_time(status: Status) -> bool:
+    return bool((status.get("time") or {}).get("host_seconds"))
+
+
+def time_line(account: Mapping[str, Any]) -> str:
+    """A time account in a sentence, e.g. ``goodput 91.2 % of 140 host-seconds; start 5.0 %, detection 1.1 %``."""
+    rest = largest_causes(account, CAUSES_SHOWN)
+    text = f"goodput {100 * account['goodput']:.1f} % of {account['host_seconds']:,.0f} host-seconds"
+    return f"{text}; {rest}" if rest else text
 
 
 def sparkline(values: Iterable[float]) -> str:
@@ -202,6 +230,8 @@ def _facts(name: str, status: Status) -> list[str]:
         facts.append(f"loss {status['loss']:.4f}")
     if status.get("tokens_per_second"):
         facts.append(f"{status['tokens_per_second']:,.0f} tokens/s")
+    if _has_time(status):
+        facts.append(f"goodput {100 * status['time']['goodput']:.1f} %")
     if status.get("generation"):
         facts.append(f"generation {status['generation']}: {status.get('layout')}")
     return facts
@@ -214,4 +244,6 @@ def status_lines(name: str, status: Status) -> list[str]:
         f"  host {host.get('id')} on {_short(host.get('node'))} pid {host.get('pid')}: {host.get('state')}"
         for host in status.get("hosts") or ()
     ]
+    if _has_time(status):
+        lines.append(f"  {time_line(status['time'])}")
     return lines + [f"  {event_line(event)}" for event in (status.get("last_events") or ())[-EVENTS_SHOWN:]]

@@ -147,13 +147,14 @@ def _report(job: Job, outcome: Outcome, drill: Drill, console: Console) -> None:
     from elastic_train.storage.json_lines import read_json_lines
     from elastic_train.storage.store import Store
     from elastic_train.tracking.plots import plot_job
+    from elastic_train.tracking.time_plot import plot_time
 
     store = Store.open(outcome.job_folder)
     lines, ledger = (read_json_lines(store, f"{name}.jsonl") for name in ("steps", "ledger"))
     folder = Path(outcome.job_folder)
-    plot = plot_job(store, folder / "loss.png")
+    plots = plot_job(store, folder / "loss.png"), plot_time(ledger, folder / "time.png", title=job.name)
     exported = export_hf(store, outcome.step, Store.open(job.data.uri, job.storage), folder / "exports" / "hf")
-    for name, value in [*_facts(lines, ledger, drill), *_places(outcome, plot, exported)]:
+    for name, value in [*_facts(lines, ledger, drill), *_places(outcome, plots, exported)]:
         console.print(f"[bold]{name:<15}[/bold] {value}", soft_wrap=True, highlight=False)  # lines to copy stay whole
 
 
@@ -188,10 +189,14 @@ def _facts(lines: list[dict[str, Any]], ledger: list[dict[str, Any]], drill: Dri
     return facts
 
 
-def _places(outcome: Outcome, plot: Path, exported: Path) -> list[tuple[str, str]]:
+def _places(outcome: Outcome, plots: tuple[Path, Path], exported: Path) -> list[tuple[str, str]]:
+    from elastic_train.cli.live import time_line
+
     tracking = outcome.tracking
     places = [
-        ("loss plot", str(plot)),
+        ("goodput", time_line(outcome.time)),
+        ("loss plot", str(plots[0])),
+        ("time plot", str(plots[1])),
         ("model", f"{exported} (Hugging Face format)"),
         ("job folder", outcome.job_folder),
     ]

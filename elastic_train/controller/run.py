@@ -59,6 +59,8 @@ class Outcome:
     signal: int | None = None
     traceback: str | None = None
     tracking: dict[str, Any] = field(default_factory=dict)
+    time: dict[str, Any] = field(default_factory=dict)
+    """the run's time account (``TimeAccount.report``)"""
 
     @property
     def exit_code(self) -> int:
@@ -302,8 +304,8 @@ class _Run:
         if not _ended(status):
             state, message = "failed", f"Ray Train ended before the job did: {self._fit_error or 'no error was given'}"
         received = self._signals.received if self._stop_sent else None
-        tracking = status.get("tracking") or {}
-        return Outcome(state, message, status["step"], self._folder, received, status["traceback"], tracking)
+        told = {"traceback": status["traceback"], "tracking": status.get("tracking") or {}, "time": status["time"]}
+        return Outcome(state, message, status["step"], self._folder, received, **told)
 
     def close(self) -> None:
         """Leave no actor, no folder and no shared memory of this run behind."""

@@ -7,6 +7,7 @@ generations can be laid over each other in the UI. Repeating a call after a lost
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
@@ -19,6 +20,7 @@ from urllib.parse import unquote
 
 from elastic_train.tracking.redact import redact
 from elastic_train.tracking.story import Story, layout_text
+from elastic_train.tracking.time_plot import TimeHistory, plot_time
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
@@ -69,7 +71,7 @@ class RunStore:
         self._children: dict[int, str] = {}
         self._current: int | None = None
         self._nan_steps = 0
-        self._events: list[dict[str, Any]] = []
+        self._time = TimeHistory()
         self.experiment_id = ""
         self.run_id = ""
 
@@ -188,11 +190,20 @@ class RunStore:
                 self._call(self._client.log_batch, self._children[self._current], metrics=points)
 
     def event(self, message: Mapping[str, Any]) -> None:
-        """An event of the ledger, for the description."""
+        """An event of the ledger, for the description; a time account becomes metrics."""
+        self._time.add(message)
+        if message.get("event") == "time_account":
+            self._log_time(message)
+            return
         if message.get("event") == "generation_formed":  # it has a row in the table
             return
         self._story.event(dict(message))
         self._write_story()
+
+    def _log_time(self, account: Mapping[str, Any]) -> None:
+        values = {f"time/{cause}": float(seconds) for cause, seconds in account["seconds"].items()}
+        points = metrics_of({"goodput": float(account["goodput"]), **values}, int(account["step"]), account.get("time"))
+        self._call(self._client.log_batch, self.run_id, metrics=points)
 
     def _write_story(self) -> None:
         self._call(self._client.set_tag, self.run_id, NOTE_TAG, shorten(self._story.text()))
@@ -212,9 +223,12 @@ class RunStore:
             self._call(self._client.log_artifact, self.run_id, str(renamed), folder or None)
 
     def finish(self, status: str) -> None:
-        """End the runs as FINISHED, FAILED or KILLED."""
+        """End the runs as FINISHED, FAILED or KILLED; then draw where the time went."""
         self._close_child(status)
         self._call(self._client.set_terminated, self.run_id, status)
+        with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(ValueError):  # no host ever came
+            plot = plot_time(self._time.lines, Path(scratch) / "time.png", title=self._story.name)
+            self._call(self._client.log_artifact, self.run_id, str(plot), "plots")
 
     def _call(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         from mlflow.exceptions import MlflowException

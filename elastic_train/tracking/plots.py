@@ -63,7 +63,7 @@ def plot_run(steps: Sequence[Line], ledger: Sequence[Line], out: str | Path, *, 
     _draw_rate(bottom, steps)
     _draw_generations(top, bottom, steps, ledger)
     for axes in (top, bottom):
-        _plain(axes)
+        plain_axes(axes)
     bottom.set_xlabel("optimizer step", color=INK)
     first, last = int(steps[0]["step"]), int(steps[-1]["step"])
     bottom.set_xlim(first - 0.5, last + 0.5)
@@ -143,7 +143,8 @@ def _mark(top: Axes, bottom: Axes, place: float, cause: str, seconds: float | No
     )
 
 
-def _plain(axes: Axes) -> None:
+def plain_axes(axes: Axes) -> None:
+    """No frame, faint lines across."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):

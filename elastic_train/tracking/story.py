@@ -12,7 +12,7 @@ class Story:
     """Collects generations and events; ``text`` renders them."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._generations: dict[int, dict[str, Any]] = {}
         self._events: list[dict[str, Any]] = []
 
@@ -27,7 +27,7 @@ class Story:
 
     def text(self) -> str:
         """Markdown: a table of generations, then the last events."""
-        lines = [f"### {self._name}", "", "| generation | from step | layout | hosts | cause | recovery, s |"]
+        lines = [f"### {self.name}", "", "| generation | from step | layout | hosts | cause | recovery, s |"]
         lines.append("|---|---|---|---|---|---|")
         for number, fields in sorted(self._generations.items()):
             hosts = fields.get("hosts")
