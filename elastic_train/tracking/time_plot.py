@@ -25,7 +25,7 @@ COLORS = {
     "lost_step": "#5b1a1a",
     "replayed": "#7a3e9d",
     "idle_spare": "#cfd6dc",
-    "waiting": "#8a96a3",
+    "waiting": "#b59a7a",
     "finishing": "#4c78a8",
 }
 """Cause of the ledger's time accounts -> its colour, bottom to top."""
@@ -124,6 +124,7 @@ def _draw_hosts(axes: Axes, drawn: Sequence[Piece], causes: Sequence[str]) -> No
     axes.set_xlabel(f"{name} since the start", color=INK)
     axes.margins(x=0)
     axes.set_ylim(bottom=0)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     plain_axes(axes)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from elastic_train.cli.live import LiveView, event_line, sparkline, status_lines
+from elastic_train.cli.live import LiveView, event_line, sparkline, status_lines, time_line
 
 
 def status(step: int, **fields: Any) -> dict[str, Any]:
@@ -64,6 +64,28 @@ def test_plain_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps[0] == "job | running | step 1/20 | loss 4.9000 | 1,234 tokens/s | generation 1: pp2 x dp_shard2"
     assert "step 4/20" in steps[1], "a change of generation is printed at once, steps in between are not"
     assert "step 5/20" in steps[-1], "the last state is always printed"
+
+
+ACCOUNT = {
+    "goodput": 0.912,
+    "host_seconds": 1200.0,
+    "seconds": {"useful": 1094.4, "start": 60.0, "detection": 30.0, "form": 9.6, "restore": 5.7, "data_wait": 0.3},
+}
+
+
+def test_goodput_and_what_keeps_from_it() -> None:
+    text = screen(True, status(1, time=ACCOUNT))
+    assert "goodput 91.2 %" in text
+    assert "start 5.0 %, detection 2.5 %, form 0.8 %, restore 0.5 %" in text
+    assert "1,200 host-seconds" in text
+    assert "| goodput 91.2 % |" in screen(False, status(1, time=ACCOUNT))
+    line = "goodput 91.2 % of 1,200 host-seconds; start 5.0 %, detection 2.5 %, form 0.8 %, restore 0.5 %"
+    assert f"  {line}" in status_lines("job", status(3, time=ACCOUNT))
+    assert time_line({"goodput": 1.0, "host_seconds": 3.0, "seconds": {"useful": 3.0}}) == (
+        "goodput 100.0 % of 3 host-seconds"
+    )
+    nobody = {"goodput": 0.0, "host_seconds": 0.0, "seconds": {}}
+    assert "goodput" not in screen(True, status(0, time=nobody))
 
 
 def test_a_status_with_nothing_in_it_is_drawn() -> None:

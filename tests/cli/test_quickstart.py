@@ -50,12 +50,14 @@ def test_quickstart_survives_a_node_and_takes_it_back(tmp_path: Path) -> None:
     summary = " ".join(done.stdout.split())
     for pattern in (
         r"steps lost 0 ",
+        r"goodput [0-9.]+ % of [0-9,]+ host-seconds; start ",
         r"recovered in [0-9.]+ s to the next finished step, in layout pp2 ",
         r"node taken in at step \d+, layout pp2 x dp_shard2",
         r"mlflow ui --backend-store-uri sqlite:",
     ):
         assert re.search(pattern, summary), f"{pattern} is not in: {summary[-2000:]}"
-    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    for plot in ("loss.png", "time.png"):
+        assert (folder / plot).read_bytes().startswith(b"\x89PNG")
     model = AutoModelForCausalLM.from_pretrained(folder / "exports" / "hf")
     tokenizer = AutoTokenizer.from_pretrained(folder / "exports" / "hf")
     prompt = tokenizer("def ", return_tensors="pt")

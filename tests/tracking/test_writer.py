@@ -179,6 +179,26 @@ def test_files(database: str, tmp_path: Path) -> None:
     assert Path(path).read_bytes() == b"png"
 
 
+def test_where_the_time_went(database: str) -> None:
+    messages = [
+        job_message(),
+        {"type": "event", "event": "job_started", "time": 1_700_000_000.0},
+        generation_message(1),
+    ]
+    for at, useful in ((10.0, 15.0), (20.0, 35.0)):
+        account = {"goodput": useful / (2 * at), "seconds": {"useful": useful, "start": 5.0}, "step": int(at)}
+        messages.append({"type": "event", "event": "time_account", "time": 1_700_000_000.0 + at, **account})
+    assert track(database, "time", messages).warnings == []
+    recorded = Recorded(database, "time")
+    assert recorded.history("goodput") == [(10, 0.75), (20, 0.875)]
+    assert recorded.history("time/useful") == [(10, 15.0), (20, 35.0)]
+    assert recorded.history("time/start") == [(10, 5.0), (20, 5.0)]
+    assert "time account" not in recorded.parent.data.tags["mlflow.note.content"]
+    path = recorded.client.download_artifacts(recorded.parent.info.run_id, "plots/time.png")
+    assert Path(path).read_bytes().startswith(b"\x89PNG")
+    assert recorded.parent.info.status == "FINISHED"
+
+
 def test_bad_messages_are_told_and_do_no_harm(database: str) -> None:
     messages = [step_message(1), job_message(), {"type": "dance"}, {"type": "step", "step": 1}, step_message(2)]
     result = track(database, "bad", messages)
