@@ -30,6 +30,7 @@ from elastic_train.data.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = 4
+PARTS = ("detection", "teardown", "form", "restore", "first_step")
 WAIT_SECONDS = 180.0
 
 
@@ -82,11 +83,16 @@ def measure(watch: Watch, cluster: LocalCluster, steps: Path, repeats: int) -> d
             generation = status["generation"]
             watch.wait(lambda s, generation=generation: s["generation"] > generation and s["state"] == "running")
             after = next(line for line in _lines(steps) if line["generation"] > generation)
+            formed = next(
+                line
+                for line in _lines(steps.with_name("ledger.jsonl"))
+                if line["event"] == "generation_formed" and line["generation"] == after["generation"]
+            )
             row = {
                 "seconds": after["time"] - moment,
                 "steps_lost": float(max(before["step"] + 1 - after["step"], 0)),
-                "first_step_seconds": after["seconds"],
                 "steady_step_seconds": before["seconds"],
+                **{f"{part}_seconds": formed[f"{part}_seconds"] for part in PARTS},
             }
             results.setdefault(kind, []).append(row)
             print(f"{kind} {repeat + 1}: {row['seconds']:.2f} s, layout now {after['layout']}", flush=True)
@@ -109,6 +115,15 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
             f"| {kind} | {statistics.median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} | {len(seconds)} "
             f"| {lost:.0f} | {step:.2f} |"
         )
+    return "\n".join(rows)
+
+
+def parts_table(results: dict[str, list[dict[str, float]]]) -> str:
+    """Medians of what the ledger says of each recovery, in seconds."""
+    rows = [f"| killed | {' | '.join(part.replace('_', ' ') for part in PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
+    for kind, measured in results.items():
+        medians = [statistics.median(row[f"{part}_seconds"] for row in measured) for part in PARTS]
+        rows.append(f"| {kind} | {' | '.join(f'{seconds:.2f}' for seconds in medians)} |")
     return "\n".join(rows)
 
 
@@ -151,6 +166,7 @@ def main() -> None:
         print(f"job: {outcome.state} {outcome.message}")
     print(f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print(table(results))
+    print(f"\n{parts_table(results)}")
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
 

@@ -194,7 +194,7 @@ def _places(outcome: Outcome, plots: tuple[Path, Path], exported: Path) -> list[
 
     tracking = outcome.tracking
     places = [
-        ("goodput", time_line(outcome.time)),
+        ("time of hosts", time_line(outcome.time)),
         ("loss plot", str(plots[0])),
         ("time plot", str(plots[1])),
         ("model", f"{exported} (Hugging Face format)"),

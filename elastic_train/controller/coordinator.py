@@ -429,6 +429,7 @@ class Coordinator:
         self._saving.step_finished(generation, snapshots, self.log.last_line)
         self._growth.step_finished(self.log.last_line["seconds"])
         if self._growth_due is not None and not generation.troubles:
+            self._account()
             self._form(Trouble("growth", self._growth_due))
         else:
             for member in generation.members:

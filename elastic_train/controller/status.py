@@ -29,8 +29,7 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
         "generation": generation.number if generation else 0,
         "layout": str(generation.layout) if generation else "",
         "hosts": _hosts(coordinator),
-        "spares": sum(host.usable for host in coordinator.members.hosts.values())
-        - (len(generation.members) if generation else 0),
+        "spares": _spares(coordinator),
         "last_events": [event for event in events[-50:] if event["event"] not in _COUNTS][-10:],
     }
     status["time"] = coordinator.time.report()
@@ -38,6 +37,12 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
     if line:
         status["tokens_per_second"] = line["valid_tokens"] / line["seconds"]
     return status
+
+
+def _spares(coordinator: Coordinator) -> int:
+    generation = coordinator.generation
+    hosts = [host for host in coordinator.members.hosts.values() if host.usable]
+    return sum(generation is None or not generation.has(host) for host in hosts)
 
 
 def _hosts(coordinator: Coordinator) -> list[dict[str, Any]]:

@@ -101,6 +101,8 @@ def pieces(lines: Sequence[Line]) -> list[Piece]:
 
 
 def _draw_hosts(axes: Axes, drawn: Sequence[Piece], causes: Sequence[str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     edges: list[float] = []
     heights: dict[str, list[float]] = {cause: [] for cause in causes}
     start = drawn[0][0]
@@ -124,7 +126,7 @@ def _draw_hosts(axes: Axes, drawn: Sequence[Piece], causes: Sequence[str]) -> No
     axes.set_xlabel(f"{name} since the start", color=INK)
     axes.margins(x=0)
     axes.set_ylim(bottom=0)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     plain_axes(axes)
 
 

@@ -334,11 +334,14 @@ def test_the_hugging_face_verbs_are_here_too() -> None:
 def test_status_of_a_job_that_is_not_running(store: Store, tmp_path: Path) -> None:
     step = {"step": 1000, "loss": 2.5, "generation": 1}
     Path("runs/job/steps.jsonl").write_text(json.dumps(step) + '\n{"step": 1001, "lo')
-    Path("runs/job/ledger.jsonl").write_text(
-        json.dumps({"time": 0.0, "event": "job_finished", "status": "failed"}) + "\n"
-    )
+    runs = [{"useful": 6.0, "start": 2.0}, {"useful": 3.0, "start": 1.0}]
+    ledger = [({"event": "job_started"}, {"event": "time_account", "seconds": seconds}) for seconds in runs]
+    events = [*ledger[0], *ledger[1], {"event": "job_finished", "status": "failed"}]
+    Path("runs/job/ledger.jsonl").write_text("".join(json.dumps({"time": 0.0, **event}) + "\n" for event in events))
     for job in ("job", "runs/job"):
         result = elastic_train("status", job, cwd=tmp_path, RAY_ADDRESS="127.0.0.1:9")
         assert result.returncode == 0, result.stderr
         assert result.stdout.startswith("job: not running; last finished step 1000, loss 2.5, generation 1\n")
         assert "job finished  status=failed" in result.stdout
+        assert "goodput 75.0 % of 12 host-seconds; start 25.0 %, in all runs" in result.stdout
+        assert "time account" not in result.stdout

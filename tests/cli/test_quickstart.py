@@ -50,7 +50,7 @@ def test_quickstart_survives_a_node_and_takes_it_back(tmp_path: Path) -> None:
     summary = " ".join(done.stdout.split())
     for pattern in (
         r"steps lost 0 ",
-        r"goodput [0-9.]+ % of [0-9,]+ host-seconds; start ",
+        r"time of hosts goodput [0-9.]+ % of [0-9,]+ host-seconds; start ",
         r"recovered in [0-9.]+ s to the next finished step, in layout pp2 ",
         r"node taken in at step \d+, layout pp2 x dp_shard2",
         r"mlflow ui --backend-store-uri sqlite:",
