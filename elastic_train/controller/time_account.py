@@ -214,17 +214,19 @@ class TimeAccount:
     def _charge_step(self, work: Cause, said: Mapping[int, Mapping[str, Any]]) -> None:
         now, what = self._clock(), self._timeline.now
         usual = statistics.median(self._recent) if self._recent else float("inf")
+        pieces = {since: self._timeline.spent(since, now) for since in set(self._members.values())}
         for host, since in self._members.items():
-            spent, told = self._timeline.spent(since, now), said[host]
-            left = spent.pop(what)
+            left, told = pieces[since][what], said[host]
             for cause, key in _PARTS.items():
-                spent[cause] += (part := min(told.get(key, 0.0), left))
+                part = min(told[key], left)
+                self._spent[cause] += part
                 left -= part
             worked = left if what == _STEP else min(told["seconds"], usual, left)
-            spent[work] += worked
-            spent[what] += left - worked
-            _add(self._spent, spent)
-            self._members[host] = now
+            self._spent[work] += worked
+            self._spent[what] += left - worked  # of a usual step nothing
+        for since, hosts in Counter(self._members.values()).items():
+            _add(self._spent, {cause: each for cause, each in pieces[since].items() if cause != what}, hosts)
+        self._members = dict.fromkeys(self._members, now)
         if what == _STEP:
             self._recent.append(max(told["seconds"] for told in said.values()))
         self._timeline = Timeline(now, _STEP)

@@ -13,6 +13,11 @@ from tests.jobs import make_job
 from tests.local_job import LocalJob
 
 
+def told(seconds: float, **parts: float) -> dict[str, float]:
+    """What a trainer says of its step."""
+    return {"seconds": seconds, "stall_seconds": 0.0, "data_seconds": 0.0, "eval_seconds": 0.0, **parts}
+
+
 class Hosts:
     """Hosts and an account whose clock is ``now``."""
 
@@ -37,7 +42,7 @@ class Hosts:
 
     def step(self, step: int, seconds: float = 4.0, **parts: float) -> None:
         self.now += seconds
-        self.account.step_finished(step, {host: {"seconds": 3.0, **parts} for host in range(3)})
+        self.account.step_finished(step, {host: told(3.0, **parts) for host in range(3)})
 
     def seconds(self) -> dict[str, float]:
         report = self.account.report()
@@ -100,7 +105,7 @@ def test_the_first_step_counts_as_work_up_to_a_usual_one() -> None:
     hosts.account.failed(hosts.now, hosts.now)
     hosts.form(step=2)
     hosts.now += 10
-    hosts.account.step_finished(3, {host: {"seconds": 8.0} for host in range(2)})
+    hosts.account.step_finished(3, {host: told(8.0) for host in range(2)})
     seconds = hosts.account.report()["seconds"]
     assert seconds["useful"] - useful == pytest.approx(2 * 3.0)
     assert seconds["first_step"] == pytest.approx(2 * 7.0)
@@ -133,15 +138,15 @@ def test_steps_of_an_earlier_run_are_replayed() -> None:
     assert (seconds["replayed"], seconds["useful"]) == (pytest.approx(14.0), pytest.approx(8.0))
 
 
-@pytest.mark.parametrize("told", ["late", "with the next generation"])
-def test_a_step_whose_last_news_comes_after_the_failure(told: str) -> None:
+@pytest.mark.parametrize("news", ["late", "with the next generation"])
+def test_a_step_whose_last_news_comes_after_the_failure(news: str) -> None:
     hosts = Hosts()
     hosts.form(starts=True)
     hosts.step(1)
     useful = hosts.account.report()["seconds"]["useful"]
     hosts.later(3)
     hosts.account.failed(hosts.now, hosts.now)
-    if told == "late":
+    if news == "late":
         hosts.step(2, seconds=0.0)
     hosts.later(1)
     hosts.account.formed([0, 1], 2)
@@ -166,7 +171,7 @@ def test_waiting_newcomers_and_the_end() -> None:
     hosts.later(1)
     hosts.account.formed([0, 3], 1)
     hosts.account.enter(Cause.FIRST_STEP)
-    hosts.account.step_finished(2, {0: {"seconds": 1.0}, 3: {"seconds": 1.0}})
+    hosts.account.step_finished(2, {0: told(1.0), 3: told(1.0)})
     assert hosts.seconds()["waiting"] == 11.0
     hosts.later(1)
     hosts.account.finishing()
@@ -197,10 +202,14 @@ def test_runs_of_a_job_add_up() -> None:
 
 def test_parts_of_a_recovery_add_up() -> None:
     formation = Formation(2, happened=10.0, seen=12.0, assigned=12.5)
-    told = [formation.did("forked", 13.0), formation.did("forked", 14.0), formation.did("group", 15.0, 0.5)]
-    told += [formation.did("build", 15.5, 0.25), formation.did("group", 15.75, 0.75), formation.did("build", 16.0, 0.5)]
-    told += [formation.did("restore", 16.5), formation.did("restore", 17.0)]
-    assert told == [None, Cause.FORM, None, None, None, Cause.RESTORE, None, Cause.FIRST_STEP]
+    begins = [formation.did("forked", 13.0), formation.did("forked", 14.0), formation.did("group", 15.0, 0.5)]
+    begins += [
+        formation.did("build", 15.5, 0.25),
+        formation.did("group", 15.75, 0.75),
+        formation.did("build", 16.0, 0.5),
+    ]
+    begins += [formation.did("restore", 16.5), formation.did("restore", 17.0)]
+    assert begins == [None, Cause.FORM, None, None, None, Cause.RESTORE, None, Cause.FIRST_STEP]
     assert formation.phases == {"group": 0.75, "build": 0.5}
     assert formation.seconds(21.0) == {
         "detection_seconds": 2.0,
