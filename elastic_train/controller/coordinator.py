@@ -243,7 +243,8 @@ class Coordinator:
     def _account(self) -> None:
         """Where the hosts' time went so far."""
         self._accounted = time.monotonic()
-        self._record("time_account", step=self.log.finished_step, **self.time.report())
+        if (account := self.time.report())["host_seconds"]:
+            self._record("time_account", step=self.log.finished_step, **account)
 
     # -- hosts ---------------------------------------------------------------------------------------------------
 
