@@ -98,7 +98,7 @@ class Simulation:
         stepped = time.perf_counter() - started
         started = time.perf_counter()
         for host in self.hosts:
-            beat = {"type": "heartbeat", "generation": 1, "beats": 1, "started_step": 1}
+            beat = {"type": "heartbeat", "sent": 0.0, "generation": 1, "beats": 1, "started_step": 1}
             coordinator._handle(host, beat)
         beats = time.perf_counter() - started
         lost = self.hosts[::100]

@@ -128,6 +128,14 @@ class LocalJob:
 
         return str(self._call(begin()))
 
+    def drain(self, node: str, seconds: float | None, reason: str = "test") -> None:
+        """Tell the coordinator that a node will be taken away."""
+
+        async def drain() -> None:
+            self.coordinator.drain(node, seconds, reason)
+
+        self._call(drain())
+
     def kill_host(self, name: str) -> None:
         self.hosts[name].send_signal(signal.SIGKILL)
 

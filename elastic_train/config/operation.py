@@ -42,6 +42,19 @@ class HostsConfig(Section):
         description="of a host's device, e.g. 80GiB: no layout that is estimated to need more is taken; null: no limit",
     )
 
+    spot_notice: str = Field(
+        default="off",
+        description="each host asks its machine's metadata service whether the machine will be taken away: `aws`, or "
+        "the http:// address of one that answers as that of AWS does (IMDSv2); `off`: not asked",
+    )
+
+    @field_validator("spot_notice")
+    @classmethod
+    def _spot_notice(cls, spot_notice: str) -> str:
+        if spot_notice not in ("off", "aws") and not spot_notice.startswith("http://"):
+            raise ValueError("must be off, aws or the http:// address of a metadata service")
+        return spot_notice
+
     @field_validator("memory")
     @classmethod
     def _memory(cls, memory: str | None) -> str | None:

@@ -30,6 +30,7 @@ from elastic_train.controller.members import (
     order_members,
 )
 from elastic_train.controller.membership import Membership
+from elastic_train.controller.preemption import LEFT, Preemption
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.replanning import Replanning
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
@@ -108,6 +109,9 @@ class Coordinator:
         self._saving = Saving(job, self._folder, self._checkpointer, self._spawn, self._record, self._on_superseded)
         self._copies = Copies(job.snapshot.partners, self._record)
         self._setbacks = Setbacks(job.failure.max_errors, self._record)
+        self._preemption = Preemption(self._record)
+        self._parting = False
+        """the state is being saved before hosts leave that alone may have it"""
         self._resume_at = 0.0
         """while waiting: when storage may be asked again"""
         self._layouts: dict[int, Layout] = {}
@@ -252,6 +256,7 @@ class Coordinator:
         host = self.members.join(connection, message)
         self.time.joined(host.number)
         self._copies.joined(host.node)
+        self._preemption.joined(host)
         for image in message["images"]:
             self._inventory.add(image["generation"], image["rank"], image["step"], host.node, image["image"])
         connection.send({"type": "welcome", "job_folder": self._folder.store.uri})
@@ -265,10 +270,13 @@ class Coordinator:
         if self.state.ended:
             return
         self._growth.host_lost()
-        self._record("host_lost", host=host.number, node=host.node, pid=host.pid)
+        kind, how = "preemption", "has left its node"
+        if not self._preemption.left(host):
+            kind, how = ("host_silent", "is not heard any more") if host.silent else ("host_lost", "is gone")
+            self._record(kind, host=host.number, node=host.node, pid=host.pid)
         if self.generation is not None and self.generation.has(host):
             heard = host.last_word(self.job.failure.lease_seconds)
-            self._trouble(self.generation, Trouble("host_lost", f"{host.label} is gone", happened=heard))
+            self._trouble(self.generation, Trouble(kind, f"{host.label} {how}", happened=heard))
         self.time.left(host.number)
 
     def _handle(self, host: HostRecord, message: Message) -> None:
@@ -282,12 +290,14 @@ class Coordinator:
             self._checkpointer.uploaded(host, message)
         elif kind == "held":
             self._on_held(message)
+        elif kind == "preemption_notice":
+            self.drain(host.node, message["deadline_seconds"], message["reason"])
         elif self.generation is not None and message.get("generation") == self.generation.number:
             self._on_trainer(host, self.generation, message)
         # Everything else is the echo of a generation that is over.
 
     def _on_heartbeat(self, host: HostRecord, message: Message) -> None:
-        host.connection.send({"type": "beat"})
+        host.connection.send({"type": "beat", "sent": message["sent"]})
         generation = self.generation
         if generation is None or message["generation"] != generation.number:
             return
@@ -302,6 +312,7 @@ class Coordinator:
             self._watch_hang()
             self._watch_newcomers()
             self._watch_copies()
+            self._watch_leaving()
             if time.monotonic() - self._accounted >= _ACCOUNT_SECONDS:
                 self._account()
             await asyncio.sleep(_WATCH_SECONDS)
@@ -340,6 +351,53 @@ class Coordinator:
                 generation.partners[rank] = partners[rank]
                 told = [partner.as_partner() for partner in partners[rank]]
                 member.connection.send({"type": "partners", "generation": generation.number, "partners": told})
+
+    # -- nodes that are taken away -------------------------------------------------------------------------------
+
+    def drain(self, node: str, deadline_seconds: float | None, reason: str) -> None:
+        """``node`` ends in so many seconds (None: it is not known when): go on without its hosts, and let them end.
+
+        Its images can be read while it is still there, so no finished step is lost, and with a step to be finished
+        before a part of that time has passed none at all.
+        """
+        if self.state.ended:
+            return
+        hosts = self.members.by_node.get(node, ())
+        if self._preemption.notice(node, deadline_seconds, reason, hosts) and self.state == State.WAITING:
+            self._save_before_parting()
+        self._watch_leaving()
+
+    def _watch_leaving(self) -> None:
+        generation = self.generation
+        if generation is not None and self.state in (State.FORMING, State.RUNNING) and not generation.refusing:
+            cause = self._preemption.cause(generation) if self._preemption.presses(generation) else None
+            if cause is not None and not generation.troubles:
+                self._form(cause)
+        for host in self._preemption.to_tell(self.members.hosts.values(), self._is_needed):
+            host.connection.send({"type": "stop", "reason": LEFT})
+
+    def _is_needed(self, host: HostRecord) -> bool:
+        """Whether a host that leaves computes, or may have on its node what is nowhere else yet."""
+        if self._checkpointer.running is not None or self.state == State.FINISHING:
+            return True
+        if self.generation is None:
+            return self._parting
+        return self.generation.has(host) or self.generation.first_step_at is None
+
+    def _save_before_parting(self) -> None:
+        """Nobody computes, and hosts leave: their state must be in storage first."""
+        if not self._parting and any(host.leaving for host in self.members.hosts.values()):
+            self._parting = True
+            self._spawn(self._save_parting())
+
+    async def _save_parting(self) -> None:
+        try:
+            await self._saving.save_last(self._newest)
+        except Fenced as error:
+            self._on_superseded(error)
+        finally:
+            self._parting = False
+        self._watch_leaving()
 
     def _settled(self, host: HostRecord) -> bool:
         assert self.generation is not None
@@ -429,7 +487,10 @@ class Coordinator:
             return
         self._saving.step_finished(generation, snapshots, self.log.last_line)
         self._growth.step_finished(self.log.last_line["seconds"])
-        if self._growth_due is not None and not generation.troubles:
+        if (leaving := self._preemption.cause(generation)) is not None and not generation.troubles:
+            self._account()
+            self._form(leaving)
+        elif self._growth_due is not None and not generation.troubles:
             self._account()
             self._form(Trouble("growth", self._growth_due))
         else:
@@ -449,7 +510,7 @@ class Coordinator:
             layout=str(generation.layout),
             reason=generation.reason,
             hosts=len(generation.members),
-            spares=len(self.members.usable()) - len(generation.members),
+            spares=sum(not generation.has(host) for host in self.members.usable()),
             step=generation.start_step,
             cause=generation.cause.kind,
             detail=generation.cause.detail,
@@ -585,6 +646,7 @@ class Coordinator:
         self._inventory.give_up_after(self.log.finished_step)
         self._record("waiting", cause=cause.kind, detail=cause.detail, reason=self.message)
         self.members.tell({"type": "release"})
+        self._save_before_parting()
 
     def _assignment(self, rank: int, restore: RestorePlan) -> Message:
         generation = self.generation

@@ -1,7 +1,8 @@
 """A host: the long-lived process that owns one seat. It forks trainers and moves their snapshots, it never computes.
 
 It imports neither torch nor mlflow. Its whole life is one connection to the coordinator: what arrives there is obeyed
-in order, and when the connection ends or falls silent the host kills its trainer before the others go on without it.
+in order, and when the connection ends or falls silent the host kills its trainer before the others go on without it
+(``lease``).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from elastic_train.checkpoint.image import Image, adoptable, image_name, remove_
 from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.job import Job
 from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
+from elastic_train.controller.lease import Lease
 from elastic_train.controller.partners import PartnerLink
 from elastic_train.controller.pool import Pool, machine_wide
+from elastic_train.controller.spot_notice import AWS_ENDPOINT, SpotNotice
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
 from elastic_train.storage import outage
 from elastic_train.storage.store import Store
@@ -85,10 +88,13 @@ class Host:
             await self._forkserver.start(self._on_trainer_message, self._on_trainer_end)
             reader, writer = await asyncio.open_connection(*self._settings.coordinator, limit=LINE_LIMIT)
             self._coordinator = Connection(reader, writer)
+            self._lease = Lease(self._job.failure, asyncio.get_running_loop().time())
             self._join(server.address)
             self._spawn(self._obey())
             self._spawn(self._heartbeat())
             self._spawn(self._watch_forkserver())
+            if (service := self._job.hosts.spot_notice) != "off":
+                self._spawn(SpotNotice(AWS_ENDPOINT if service == "aws" else service).watch(self._tell_of_the_end))
             await self._ending.wait()
         finally:
             self._close(server)
@@ -150,7 +156,7 @@ class Host:
         assert self._coordinator is not None
         orders: dict[str, Callable[[Message], None]] = {
             "welcome": self._do_welcome,
-            "beat": lambda _: None,  # the answer to a heartbeat; having been heard is all it is for
+            "beat": lambda message: self._lease.answered(message["sent"]),
             "assign": self._do_assign,
             "release": self._do_release,
             "finished": self._do_finished,
@@ -168,27 +174,31 @@ class Host:
         self._end("the coordinator is gone")
 
     async def _heartbeat(self) -> None:
-        assert self._coordinator is not None
-        loop = asyncio.get_running_loop()
-        while True:
+        loop, seconds = asyncio.get_running_loop(), self._job.failure.heartbeat_seconds
+        while self._lease.left(loop.time()) > 0:
             trainer = self._trainer
             self._tell(
                 {
                     "type": "heartbeat",
+                    "sent": loop.time(),
                     "generation": trainer.generation if trainer else 0,
                     "started_step": trainer.control.started_step if trainer else 0,
                     "beats": trainer.control.beats if trainer else 0,
                 }
             )
-            await asyncio.sleep(self._job.failure.heartbeat_seconds)
-            if loop.time() - self._coordinator.last_heard > self._job.failure.lease_seconds:
-                self._end("the lease ran out: nothing was heard from the coordinator")
+            await asyncio.sleep(min(seconds, max(0.0, self._lease.left(loop.time()))))
+        self._kill_trainer()
+        self._end(f"the lease ran out: no heartbeat was answered for {self._lease.seconds:.1f} s")
 
     async def _watch_forkserver(self) -> None:
         seconds = await self._forkserver.wait_ready()
         self._tell({"type": "ready", "preload_seconds": seconds})
         await self._forkserver.wait_closed()
         self._end("the forkserver ended")
+
+    def _tell_of_the_end(self, seconds: float, reason: str) -> None:
+        """This machine will be taken away."""
+        self._tell({"type": "preemption_notice", "deadline_seconds": seconds, "reason": reason})
 
     def _do_welcome(self, message: Message) -> None:
         self._job_folder = message["job_folder"]

@@ -35,6 +35,10 @@ class HostRecord:
     trainer_pid: int | None = None
     beats: int = 0
     started_step: int = 0
+    silent: bool = False
+    """not heard for as long as a lease: its connection was ended by us"""
+    leaving: bool = False
+    """Its node is being taken away: it is no member of a generation that is formed from now on."""
     left_out: str = ""
     """why it takes no part until ``left_out_until``"""
     left_out_until: float = 0.0
@@ -42,12 +46,12 @@ class HostRecord:
     @property
     def usable(self) -> bool:
         """May be a member of the next generation."""
-        return self.ready and time.time() >= self.left_out_until
+        return self.ready and not self.leaving and time.time() >= self.left_out_until
 
     @property
     def full(self) -> bool:
         """Its node has no room for its snapshots."""
-        return self.ready and not self.usable
+        return self.ready and not self.leaving and not self.usable
 
     def last_word(self, lease_seconds: float) -> float | None:
         """When it was last heard, if that is a lease ago; None: its connection was closed, which is told at once."""
@@ -73,7 +77,8 @@ class Trouble:
     """Why a generation ended, as first seen."""
 
     kind: str
-    """host_lost, trainer_killed, hang, copy_failed, growth, start, or what ``trainer._error_kind`` calls it"""
+    """host_lost, host_silent, preemption, trainer_killed, hang, copy_failed, growth, start, or one of
+    ``trainer._error_kind``"""
     detail: str
     seen: float = field(default_factory=time.time)
     traceback: str | None = None

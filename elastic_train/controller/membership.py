@@ -24,6 +24,7 @@ class Membership:
         """only nodes with a host: where snapshots can be read"""
         self.first_ready: float | None = None
         """when the first host of this run was ready"""
+        self._looked: float | None = None
 
     def join(self, connection: Connection, message: Message) -> HostRecord:
         """A host has shown the token and says who it is."""
@@ -67,9 +68,16 @@ class Membership:
         return set(self.by_node)
 
     def cut_silent(self, now: float, lease_seconds: float) -> None:
-        """End the connections that were not heard for as long as a lease; ``now`` is the event loop's time."""
+        """End the connections that were not heard for as long as a lease; ``now`` is the event loop's time.
+
+        Called often: when it was not, the event loop itself stood still, and what hosts said meanwhile is still to be
+        read.
+        """
+        stood_still = self._looked is not None and now - self._looked > lease_seconds / 2
+        self._looked = now
         for host in list(self.hosts.values()):
-            if now - host.connection.last_heard > lease_seconds:
+            if not stood_still and now - host.connection.last_heard > lease_seconds:
+                host.silent = True
                 host.connection.abort()
 
     def tell(self, message: Message, but: Callable[[HostRecord], bool] = lambda host: False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.members import HostRecord
 
 _COUNTS = ("step", "time_account")
 """What comes again and again; the status says it in its own words."""
@@ -50,7 +51,6 @@ def _hosts(coordinator: Coordinator) -> list[dict[str, Any]]:
     hosts = []
     for host in coordinator.members.hosts.values():
         rank = generation.rank_of(host) if generation else None
-        state = "starting" if not host.ready else "training" if rank is not None else "spare" if host.usable else "full"
         hosts.append(
             {
                 "id": host.number,
@@ -59,8 +59,16 @@ def _hosts(coordinator: Coordinator) -> list[dict[str, Any]]:
                 "pid": host.pid,
                 "trainer_pid": host.trainer_pid,
                 "rank": rank,
-                "state": state,
+                "state": _state(host, rank),
                 "pool": host.pool,
             }
         )
     return hosts
+
+
+def _state(host: HostRecord, rank: int | None) -> str:
+    if host.leaving:
+        return "leaving"
+    if not host.ready:
+        return "starting"
+    return "training" if rank is not None else "spare" if host.usable else "full"

@@ -28,6 +28,8 @@ EVALUATIONS = {
 PLANNED = (None, "start", "growth")
 CAUSES = {
     "host_lost": "host lost",
+    "host_silent": "host silent",
+    "preemption": "node taken away",
     "trainer_killed": "trainer killed",
     "exception": "exception",
     "hang": "hang",
