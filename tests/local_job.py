@@ -21,6 +21,7 @@ from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.pool import machine_wide, sweep
 from elastic_train.controller.status import status_of
+from tests.networks import Machine
 
 HOST_PROGRAM = """
 import json, sys
@@ -36,9 +37,10 @@ class LocalJob:
 
     token = "test-token"
 
-    def __init__(self, job: Job, run_id: str = "run0") -> None:
+    def __init__(self, job: Job, run_id: str = "run0", address: str = "127.0.0.1") -> None:
         self.job = job
         self.run_id = run_id
+        self._listen = address
         self.hosts: dict[str, subprocess.Popen[str]] = {}
         self.events: list[dict[str, Any]] = []
         self._loop = asyncio.new_event_loop()
@@ -51,7 +53,7 @@ class LocalJob:
         return self
 
     async def _make(self) -> Coordinator:
-        return Coordinator(self.job, "127.0.0.1", self.token, self.events.append)
+        return Coordinator(self.job, self._listen, self.token, self.events.append)
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
@@ -65,18 +67,18 @@ class LocalJob:
         """The events of one kind so far."""
         return [line for line in self.events if line["event"] == event]
 
-    def start_host(self, name: str, node: str) -> subprocess.Popen[str]:
+    def start_host(self, name: str, node: str, machine: Machine | None = None) -> subprocess.Popen[str]:
+        """``machine``: of a made-up network; default: this one."""
         settings = {
             "coordinator": list(self.address),
             "token": self.token,
             "run_id": self.run_id,
             "node_id": node,
-            "node_address": "127.0.0.1",
+            "node_address": machine.address if machine else "127.0.0.1",
             "job": self.job.as_dict(),
         }
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOST_PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command = [*(machine.command if machine else ()), sys.executable, "-c", HOST_PROGRAM]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None
         process.stdin.write(json.dumps(settings))
         process.stdin.close()

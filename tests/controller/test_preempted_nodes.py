@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,17 @@ import pytest
 
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
+from tests.spot_instance import Metadata, notice_in, running_metadata
 
 pytestmark = pytest.mark.slow
 
 Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def metadata() -> Iterator[Metadata]:
+    with running_metadata() as server:
+        yield server
 
 
 def test_drained_nodes_leave_before_the_deadline_and_no_step_is_lost(
@@ -22,14 +30,13 @@ def test_drained_nodes_leave_before_the_deadline_and_no_step_is_lost(
     with LocalJob(make_job(corpus, tmp_path, "drained", "parallel.pp=1", "hosts.max=3", "snapshot.partners=0")) as run:
         run.start_hosts("abc")
         run.wait_step(3)
-        for node, host, generation in (("b", "b1", 2), ("c", "c2", 3)):
-            run.drain(node, 60.0)
+        run.drain("b", 60.0)
+        run.wait(lambda status: status["generation"] == 2)
+        run.drain("c", 60.0)  # while that generation is being formed
+        for host in ("b1", "c2"):
             assert run.hosts[host].wait(60) == 0
             assert run.hosts[host].stdout.read().strip() == "preempted"
-            run.wait(lambda status, wanted=generation: status["generation"] == wanted and status["state"] == "running")
-        paused = run.status()
         assert run.finish()["state"] == "finished"
-        assert [host["node"] for host in paused["hosts"]] == ["a"]
         assert_same_curve(run.lines("steps"), reference)
         assert not run.told("rolled_back")
         assert not run.told("host_lost")
@@ -42,5 +49,39 @@ def test_drained_nodes_leave_before_the_deadline_and_no_step_is_lost(
         ]
         assert "node b is being taken away: test" in formed[1]["detail"]
         assert [(e["node"], e["deadline_seconds"]) for e in run.told("preemption_notice")] == [("b", 60.0), ("c", 60.0)]
-        assert [event["node"] for event in run.told("host_left")] == ["b", "c"]
+        assert {event["node"] for event in run.told("host_left")} == {"b", "c"}
         assert all(0 < event["seconds_left"] < 60 for event in run.told("host_left"))
+
+
+def test_when_too_few_are_left_the_state_is_saved_before_they_leave(
+    corpus: Path, reference: Lines, tmp_path: Path, metadata: Metadata
+) -> None:
+    """Both machines are spot instances whose notice comes; the job waits, and goes on where it was on others."""
+    options = ("parallel.pp=1", "hosts.min=2", "hosts.max=2", "checkpoint.every_steps=25", "snapshot.partners=0")
+    job = make_job(corpus, tmp_path, "few", *options, f"hosts.spot_notice={metadata.url}")
+    with LocalJob(job) as run:
+        run.start_hosts("ab")
+        run.wait_step(3)
+        run.pause_trainer()
+        metadata.answer = (200, notice_in(120.0))
+        run.wait(lambda status: all(host["state"] == "leaving" for host in status["hosts"]))
+        run.resume_trainer()
+        for host in ("a0", "b1"):
+            assert run.hosts[host].wait(60) == 0
+            assert run.hosts[host].stdout.read().strip() == "preempted"
+        waiting = run.wait(lambda status: status["state"] == "waiting" and not status["hosts"])
+        assert "hosts.min=2" in waiting["message"]
+        assert [event["step"] for event in run.told("checkpoint_committed")] == [waiting["step"]]
+        run.start_host("a again", "a")  # the node is still to be taken away
+        assert run.hosts["a again"].wait(60) == 0
+        metadata.answer = (404, b"")
+        run.start_host("c", "c")
+        run.start_host("d", "d")
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), reference)
+        assert not run.told("rolled_back")
+        first, second = run.told("generation_formed")
+        assert (second["step"], set(second["restored_bytes"])) == (waiting["step"], {"object"})
+        assert first["cause"] == "start"
+        assert {event["node"] for event in run.told("preemption_notice")} == {"a", "b"}
+        assert all(event["reason"].startswith("spot notice: terminate at") for event in run.told("preemption_notice"))
