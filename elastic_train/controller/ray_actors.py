@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from typing import Any
@@ -12,8 +13,10 @@ from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.config.errors import ConfigError
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.drain_watch import DrainWatch
 from elastic_train.controller.host import HostSettings, run_host
 from elastic_train.controller.job_folder import JobMismatch
+from elastic_train.controller.ray_internals import draining_nodes
 from elastic_train.controller.status import status_of
 from elastic_train.controller.tracking_feed import TrackingFeed
 from elastic_train.data.errors import DataError
@@ -38,6 +41,7 @@ class CoordinatorActor:
         self._events: list[dict[str, Any]] = []
         self._coordinator: Coordinator | None = None
         self._tracking = TrackingFeed(self._job)
+        self._drains: asyncio.Future[None] | None = None
 
     async def start(self) -> dict[str, Any]:
         """Open the job and listen: ``{"address": [ip, port]}``, or ``{"problem": sentence}`` if that cannot be."""
@@ -45,6 +49,7 @@ class CoordinatorActor:
             self._coordinator = Coordinator(self._job, ray.util.get_node_ip_address(), self._token, self._on_event)
             self._coordinator.on_opened = self._tracking.start
             address = await self._coordinator.start()
+            self._drains = asyncio.ensure_future(DrainWatch(draining_nodes, self._coordinator.drain).watch())
         except (ConfigError, JobMismatch, StorageError, DataError, CheckpointError) as error:
             return {"problem": str(error)}
         return {"address": list(address)}
@@ -91,6 +96,8 @@ class CoordinatorActor:
         assert self._coordinator is not None
         status = await self.status()
         status["tracking"] = await self._tracking.close(status["state"])
+        if self._drains is not None:
+            self._drains.cancel()
         await self._coordinator.close()
         return status
 

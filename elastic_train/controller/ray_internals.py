@@ -265,6 +265,17 @@ def drain_node(node_id: str, seconds: float, reason: str) -> str:
     return "" if accepted else f"Ray does not drain node {node_id[:8]}: {refusal}"
 
 
+def draining_nodes() -> dict[str, float | None]:
+    """Ids of the nodes that Ray is told will be taken away, with the seconds until then (None: no deadline).
+
+    Waits for the cluster's control, so never to be called on an event loop.
+    """
+    from ray._private.state import state
+
+    now = time.time()
+    return {node: end / 1000 - now if end else None for node, end in state.get_draining_nodes().items()}
+
+
 def head_nodes() -> set[str]:
     """Ids of the nodes that have the cluster's control."""
     nodes: list[dict[str, Any]] = ray.nodes()

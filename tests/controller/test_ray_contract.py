@@ -193,12 +193,15 @@ def test_end_of_controller_needs_no_request_for_resources() -> None:
 
 def test_nodes_can_be_drained_and_the_head_be_told_from_the_others() -> None:
     from ray._common.constants import HEAD_NODE_RESOURCE_NAME
+    from ray._private.state import GlobalState
     from ray._raylet import InnerGcsClient
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
     assert callable(InnerGcsClient.drain_node), HINT  # GcsClient passes it on
     assert DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), HINT
     expect(HEAD_NODE_RESOURCE_NAME, HEAD_RESOURCE)
+    assert "timestamps in ms" in (GlobalState.get_draining_nodes.__doc__ or ""), HINT
+    assert "0" in (GlobalState.get_draining_nodes.__doc__ or "").splitlines()[-2], HINT  # no deadline
 
 
 def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:

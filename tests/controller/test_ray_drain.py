@@ -1,0 +1,64 @@
+"""Ray is told that a node will be taken away: the job leaves it in time. And the head node dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.controller.local_cluster import LocalCluster
+from tests.jobs import assert_same_curve, make_job
+from tests.ray_job import RayJob, alive, pools, processes, refill, until_none
+
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
+
+Lines = list[dict[str, Any]]
+DATA = ("parallel.pp=1", "failure.hang_seconds=600", "hosts.max=2")
+
+DRAIN_PROGRAM = """
+import sys, ray
+from elastic_train.controller.ray_internals import drain_node
+ray.init(address=sys.argv[1], log_to_driver=False)
+print(drain_node(sys.argv[2], 90.0, "test"))
+"""
+
+
+def drain(cluster: LocalCluster, node: str) -> str:
+    """As a cloud does that takes the node in 90 s; what Ray has against it."""
+    command = [sys.executable, "-c", DRAIN_PROGRAM, cluster.address, node]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
+
+
+def test_a_drained_node_is_left_before_its_deadline_without_losing_a_step(
+    ray_cluster: LocalCluster, corpus: Path, reference: Lines, tmp_path: Path
+) -> None:
+    refill(ray_cluster, nodes=2, cpus=1)
+    with RayJob(make_job(corpus, tmp_path, "drain", *DATA), ray_cluster.address) as run:
+        paused = run.pause(step=3)
+        victim = run.status["hosts"][-1]
+        assert drain(ray_cluster, victim["node"]) == ""
+        run.wait(lambda status: any(event["event"] == "preemption_notice" for event in status["last_events"]))
+        run.resume(paused)
+        outcome = run.finish()
+    for node in [node for node in ray_cluster.nodes if not alive([node.process.pid]) or victim["pid"] in node.pids()]:
+        ray_cluster.kill_node(node)
+    assert (outcome["state"], outcome["exit_code"]) == ("finished", 0), outcome
+    assert_same_curve(run.lines("steps"), reference)
+    assert run.noise == []
+    assert not run.events("rolled_back")
+    assert not run.events("trouble")
+    assert [(g["cause"], g["layout"]) for g in run.events("generation_formed")][:2] == [
+        ("start", "dp_shard2"),
+        ("preemption", "single"),
+    ]
+    (notice,) = run.events("preemption_notice")
+    assert (notice["node"], notice["reason"]) == (victim["node"], "drained by Ray")
+    assert 0 < notice["deadline_seconds"] <= 90
+    (left,) = run.events("host_left")
+    assert (left["node"], left["pid"]) == (victim["node"], victim["pid"])
+    assert left["seconds_left"] > 0
+    until_none(lambda: processes(ray_cluster))
+    assert not pools(run.job)
