@@ -62,3 +62,30 @@ def test_a_drained_node_is_left_before_its_deadline_without_losing_a_step(
     assert left["seconds_left"] > 0
     until_none(lambda: processes(ray_cluster))
     assert not pools(run.job)
+
+
+def test_when_the_head_node_dies_the_job_goes_on_when_it_is_submitted_to_another_cluster(
+    ray_cluster: LocalCluster, corpus: Path, reference: Lines, tmp_path: Path
+) -> None:
+    """With the head go Ray's control and the job's coordinator; the hosts on the other nodes end by themselves."""
+    job = make_job(corpus, tmp_path, "head", *DATA)
+    with LocalCluster() as doomed:
+        doomed.add_nodes(1, cpus=2)
+        with RayJob(job, doomed.address) as first:
+            first.pause(step=12)
+            first.wait(lambda status: any(event["event"] == "checkpoint_committed" for event in status["last_events"]))
+            left = [pid for host in first.status["hosts"] for pid in (host["pid"], host["trainer_pid"])]
+            assert len(alive(left)) == 4
+            doomed.kill_node(doomed.nodes[0])
+            assert first.driver.wait(120) != 0
+            until_none(lambda: alive(left))
+    assert not pools(job)
+    refill(ray_cluster, nodes=1, cpus=2)
+    with RayJob(job, ray_cluster.address) as second:
+        outcome = second.finish()
+    assert (outcome["state"], outcome["exit_code"]) == ("finished", 0), outcome
+    assert_same_curve(second.lines("steps"), reference)
+    assert [event["step"] for event in second.events("resumed")] == [10]
+    generations = second.events("generation_formed")
+    assert [g["step"] for g in generations if g["cause"] == "start"] == [0, 10]
+    assert set(generations[-1]["restored_bytes"]) == {"object"}
