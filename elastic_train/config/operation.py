@@ -119,7 +119,8 @@ class FailureConfig(Section):
     )
     heartbeat_seconds: Annotated[float, Field(gt=0)] = Field(default=0.5, description="between two heartbeats")
     lease_seconds: Annotated[float, Field(gt=0)] = Field(
-        default=10.0, description="a host not heard of for this long is lost"
+        default=10.0,
+        description="a host not heard of for this long is lost; its trainer is killed three heartbeats earlier",
     )
     max_errors: Annotated[int, Field(ge=1)] = Field(
         default=3, description="exceptions of the trainer in a row without a finished step before the job fails"

@@ -33,9 +33,7 @@ def test_drained_nodes_leave_before_the_deadline_and_no_step_is_lost(
         run.drain("b", 60.0)
         run.wait(lambda status: status["generation"] == 2)
         run.drain("c", 60.0)  # while that generation is being formed
-        for host in ("b1", "c2"):
-            assert run.hosts[host].wait(60) == 0
-            assert run.hosts[host].stdout.read().strip() == "preempted"
+        assert [leaves(run, host) for host in ("b1", "c2")] == ["preempted", "preempted"]
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
         assert not run.told("rolled_back")
@@ -56,8 +54,9 @@ def test_drained_nodes_leave_before_the_deadline_and_no_step_is_lost(
 def test_when_too_few_are_left_the_state_is_saved_before_they_leave(
     corpus: Path, reference: Lines, tmp_path: Path, metadata: Metadata
 ) -> None:
-    """Both machines are spot instances whose notice comes; the job waits, and goes on where it was on others."""
-    options = ("parallel.pp=1", "hosts.min=2", "hosts.max=2", "checkpoint.every_steps=25", "snapshot.partners=0")
+    """The job waits, and goes on where it was on other machines: after the end of two spot instances, and after that of
+    one which alone has the state, while the job waits already."""
+    options = ("parallel.pp=1", "hosts.min=2", "hosts.max=2", "checkpoint.every_steps=29", "failure.hang_seconds=600")
     job = make_job(corpus, tmp_path, "few", *options, f"hosts.spot_notice={metadata.url}")
     with LocalJob(job) as run:
         run.start_hosts("ab")
@@ -66,22 +65,39 @@ def test_when_too_few_are_left_the_state_is_saved_before_they_leave(
         metadata.answer = (200, notice_in(120.0))
         run.wait(lambda status: all(host["state"] == "leaving" for host in status["hosts"]))
         run.resume_trainer()
-        for host in ("a0", "b1"):
-            assert run.hosts[host].wait(60) == 0
-            assert run.hosts[host].stdout.read().strip() == "preempted"
-        waiting = run.wait(lambda status: status["state"] == "waiting" and not status["hosts"])
-        assert "hosts.min=2" in waiting["message"]
-        assert [event["step"] for event in run.told("checkpoint_committed")] == [waiting["step"]]
+        assert [leaves(run, host) for host in ("a0", "b1")] == ["preempted", "preempted"]
+        first = run.wait(lambda status: status["state"] == "waiting" and not status["hosts"])
+        assert "hosts.min=2" in first["message"]
         run.start_host("a again", "a")  # the node is still to be taken away
-        assert run.hosts["a again"].wait(60) == 0
+        assert leaves(run, "a again") == "preempted"
         metadata.answer = (404, b"")
         run.start_host("c", "c")
         run.start_host("d", "d")
+        run.wait(lambda status: status["generation"] == 2 and status["state"] == "running")
+        run.pause_trainer()
+        run.kill_host("d")
+        second = run.wait(lambda status: status["state"] == "waiting")
+        assert len(run.told("checkpoint_committed")) == 1
+        run.drain("c", 60.0)
+        assert leaves(run, "c") == "preempted"
+        assert [e["step"] for e in run.told("checkpoint_committed")] == [first["step"], second["step"]]
+        run.start_host("e", "e")
+        run.start_host("f", "f")
         assert run.finish()["state"] == "finished"
         assert_same_curve(run.lines("steps"), reference)
         assert not run.told("rolled_back")
-        first, second = run.told("generation_formed")
-        assert (second["step"], set(second["restored_bytes"])) == (waiting["step"], {"object"})
-        assert first["cause"] == "start"
-        assert {event["node"] for event in run.told("preemption_notice")} == {"a", "b"}
-        assert all(event["reason"].startswith("spot notice: terminate at") for event in run.told("preemption_notice"))
+        generations = run.told("generation_formed")
+        assert [g["step"] for g in generations] == [0, first["step"], second["step"]]
+        assert [set(g["restored_bytes"]) for g in generations] == [set(), {"object"}, {"object"}]
+        assert [event["cause"] for event in run.told("waiting")] == ["preemption", "host_lost"]
+        assert [event["node"] for event in run.told("host_left")][2:] == ["a", "c"]
+        notices = [(event["node"], event["reason"][:26]) for event in run.told("preemption_notice")]
+        assert set(notices) == {(node, "spot notice: terminate at ") for node in "ab"} | {("c", "test")}
+
+
+def leaves(run: LocalJob, host: str) -> str:
+    """The reason that the host gives at its end."""
+    process = run.hosts[host]
+    assert process.wait(60) == 0
+    assert process.stdout is not None
+    return process.stdout.read().strip()
