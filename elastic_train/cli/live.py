@@ -42,6 +42,7 @@ STATE_STYLES = {
     "spare": "cyan",
     "joining": "yellow",
     "full": "yellow",
+    "leaving": "yellow",
     "lost": "red",
 }
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from elastic_train.controller.members import HostRecord
 from elastic_train.controller.wire import Connection, Message
 
+_STOOD_STILL_SECONDS = 1.0
+"""Several times what lies between two looks."""
+
 
 class Membership:
     """The hosts of one job.
@@ -73,7 +76,7 @@ class Membership:
         Called often: when it was not, the event loop itself stood still, and what hosts said meanwhile is still to be
         read.
         """
-        stood_still = self._looked is not None and now - self._looked > lease_seconds / 2
+        stood_still = self._looked is not None and now - self._looked > max(_STOOD_STILL_SECONDS, lease_seconds / 2)
         self._looked = now
         for host in list(self.hosts.values()):
             if not stood_still and now - host.connection.last_heard > lease_seconds:
