@@ -17,6 +17,7 @@ from typing import Any
 from elastic_train.checkpoint.errors import Fenced
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.checkpointer import Checkpointer
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.growth import Growth
@@ -108,6 +109,7 @@ class Coordinator:
         self._saving = Saving(job, self._folder, self._checkpointer, self._spawn, self._record, self._on_superseded)
         self._copies = Copies(job.snapshot.partners, self._record)
         self._setbacks = Setbacks(job.failure.max_errors, self._record)
+        self._bad_steps = BadSteps(job.failure, self.log.history, self._record)
         self._resume_at = 0.0
         """while waiting: when storage may be asked again"""
         self._layouts: dict[int, Layout] = {}
@@ -424,6 +426,9 @@ class Coordinator:
         self._setbacks.step_finished()
         if generation.first_step_at is None:
             self._on_first_step(generation)
+        if (reason := self._bad_steps.step_finished(self.log.last_line)) is not None:
+            self._finish(State.FAILED, reason)
+            return
         if step >= self.job.training.steps:
             self._finish(State.FINISHED, f"all {step} steps are done")
             return
@@ -475,7 +480,10 @@ class Coordinator:
             dropped = [self._drop(generation, copy["rank"], copy["node"]) for copy in message["copies"]]
             if not any(dropped):
                 kind = "exception"  # it would be chosen again
-        self._trouble(generation, Trouble(kind, detail, traceback=message["traceback"]))
+        trouble = Trouble(kind, detail, traceback=message["traceback"])
+        if kind == "bad_step":
+            self._bad_steps.refused(message["step"], trouble)
+        self._trouble(generation, trouble)
 
     def _drop(self, generation: Generation, rank: int, node: str) -> bool:
         """Forget an image that could not be restored."""
@@ -598,4 +606,5 @@ class Coordinator:
             "start_step": generation.start_step,
             "restore": restore.summary(generation.members[rank].node),
             "partners": [partner.as_partner() for partner in generation.partners[rank]],
+            **self._bad_steps.assignment(),
         }

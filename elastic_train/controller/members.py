@@ -73,12 +73,15 @@ class Trouble:
     """Why a generation ended, as first seen."""
 
     kind: str
-    """host_lost, trainer_killed, hang, copy_failed, growth, start, or what ``trainer._error_kind`` calls it"""
+    """host_lost, trainer_killed, trainer_crashed, out_of_memory, straggler, hang, copy_failed, growth, start, or what
+    ``trainer._error_kind`` calls it"""
     detail: str
     seen: float = field(default_factory=time.time)
     traceback: str | None = None
     happened: float | None = None
     """when it failed, where that was long before it was seen: the last sign of life"""
+    ends: bool = False
+    """the job must not go on after it"""
 
     # An echo (a peer's connection error, the failed copy to a dead partner) must not hide the cause that arrives later.
     _ECHOES = ("peer", "copy_failed")
@@ -221,6 +224,8 @@ def step_line(generation: Generation, step: int, samples: list[int] | None) -> d
     said = generation.stepped[step]
     first = said[min(said)]
     line: dict[str, Any] = {key: first[key] for key in ("step", "loss", "grad_norm", "lr", "valid_tokens")}
+    if "skipped" in first:
+        line |= {"skipped": True, "detail": first["skipped"]}
     evaluation = {key: first[key] for key in ("eval_loss", "eval_loss_ema") if key in first}
     if evaluation:
         line |= evaluation | {"eval_seconds": max(message["eval_seconds"] for message in said.values())}

@@ -11,6 +11,8 @@ ROOM_SECONDS = 60.0
 """A node whose memory file system is full is tried again after this; each further time after twice as long."""
 STORAGE_SECONDS = 1.0
 LONGEST_SECONDS = 3600.0
+_COUNTED = ("exception", "trainer_crashed", "out_of_memory")
+"""The same again would lead to the same again."""
 LONGEST_STORAGE_SECONDS = 60.0
 
 
@@ -44,8 +46,13 @@ class Setbacks:
         self._storage = Pause(STORAGE_SECONDS, LONGEST_STORAGE_SECONDS)
 
     def reason_to_end(self, cause: Trouble) -> str | None:
-        """A sentence when ``cause`` has happened too often in a row. Only errors that may come back for ever count."""
-        if cause.kind != "exception":
+        """A sentence when ``cause`` ends the job, or has come too often in a row.
+
+        Only what may come back for ever counts; a host or node that is lost, or a kill from outside, never does.
+        """
+        if cause.ends:
+            return cause.detail
+        if cause.kind not in _COUNTED:
             return None
         self._errors += 1
         return f"{cause.detail} ({self._errors} times in a row)" if self._errors >= self._max_errors else None
