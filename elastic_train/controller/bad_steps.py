@@ -47,5 +47,8 @@ class BadSteps:
         )
 
     def assignment(self) -> Message:
-        """What trainers must know to judge as those before them did."""
-        return {"history": self._history.good(self._failure.bad_step_window), "no_retry": sorted(self._no_retry)}
+        """What trainers must know to judge as those before them did; values of steps only if they look for spikes."""
+        failure = self._failure
+        spikes = failure.loss_spike_factor is not None or failure.norm_spike_factor is not None
+        history = self._history.good(failure.bad_step_window if spikes else 0)
+        return {"history": history, "no_retry": sorted(self._no_retry)}

@@ -21,6 +21,7 @@ from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.checkpointer import Checkpointer
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.growth import Growth
+from elastic_train.controller.hangs import culprit
 from elastic_train.controller.host_server import HostServer
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
@@ -36,9 +37,10 @@ from elastic_train.controller.replanning import Replanning
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data
 from elastic_train.controller.saving import Saving
-from elastic_train.controller.setbacks import Setbacks
+from elastic_train.controller.setbacks import Setbacks, how_it_ended
 from elastic_train.controller.step_log import StepLog
 from elastic_train.controller.time_account import TimeAccount
+from elastic_train.controller.stragglers import Stragglers
 from elastic_train.controller.wire import Connection, Message
 from elastic_train.planner.layouts import LayoutChoice
 from elastic_train.storage import outage
@@ -48,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 0.03
 """The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
-_ALONE = ("trainer_killed", "hang", "start", "growth")
+_ALONE = ("trainer_killed", "trainer_crashed", "out_of_memory", "hang", "start", "growth")
 """What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
 _ACCOUNT_SECONDS = 30.0
@@ -109,6 +111,7 @@ class Coordinator:
         self._saving = Saving(job, self._folder, self._checkpointer, self._spawn, self._record, self._on_superseded)
         self._copies = Copies(job.snapshot.partners, self._record)
         self._setbacks = Setbacks(job.failure.max_errors, self._record)
+        self._stragglers = Stragglers(job.failure, job.snapshot.partners, self.members.usable, self._record)
         self._bad_steps = BadSteps(job.failure, self.log.history, self._record)
         self._resume_at = 0.0
         """while waiting: when storage may be asked again"""
@@ -294,8 +297,8 @@ class Coordinator:
         if generation is None or message["generation"] != generation.number:
             return
         if message["beats"] != host.beats:
-            generation.last_progress = time.time()
-        host.beats, host.started_step = message["beats"], message["started_step"]
+            generation.last_progress = host.beats_since = time.time()
+        host.beats, host.started_step, host.process = message["beats"], message["started_step"], message["process"]
 
     async def _watch(self) -> None:
         """What no message tells: leases, hangs, hosts that have settled."""
@@ -316,6 +319,8 @@ class Coordinator:
         if still > self.job.failure.hang_seconds:
             detail = f"no rank made progress for {still:.1f} s"
             self._trouble(generation, Trouble("hang", detail, happened=generation.last_progress))
+            who = culprit(generation, time.time())
+            self._trouble(generation, Trouble("hang", f"no rank made progress for {still:.1f} s: {who}"))
 
     def _watch_newcomers(self) -> None:
         if self.state == State.STARTING:
@@ -328,7 +333,7 @@ class Coordinator:
                 again = self._resume_at > 0
                 self._form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
         elif self.state == State.RUNNING and self.generation is not None:
-            settled = [host for host in self.members.usable() if self._settled(host)]
+            settled = [host for host in self.members.usable() if self._settled(host) and not host.slow]
             self._growth_due = self._growth.consider(self._choice(settled), self.log.finished_step)
 
     def _watch_copies(self) -> None:
@@ -372,9 +377,7 @@ class Coordinator:
             self._on_error(host, generation, message)
         elif kind == "trainer_ended":
             host.trainer_pid = None
-            self._trouble(
-                generation, Trouble("trainer_killed", f"rank {rank} on {host.label} ended: {message['cause']}")
-            )
+            self._trouble(generation, how_it_ended(host, message))
         elif kind == "copy_refused":
             self._on_refused_copy(generation, message)
         elif kind == "copy_failed":
@@ -421,6 +424,7 @@ class Coordinator:
         step = snapshots.step
         said = generation.stepped[step]
         self.time.step_finished(step, {generation.members[rank].number: told for rank, told in said.items()})
+        straggler = self._stragglers.look(generation, step)
         self.log.append(generation, step)
         self._inventory.supersede(snapshots)
         self._setbacks.step_finished()
@@ -437,6 +441,8 @@ class Coordinator:
         if self._growth_due is not None and not generation.troubles:
             self._account()
             self._form(Trouble("growth", self._growth_due))
+        elif straggler is not None and not generation.troubles:
+            self._form(straggler)
         else:
             for member in generation.members:
                 member.connection.send({"type": "finished", "generation": generation.number, "step": step})
@@ -570,7 +576,7 @@ class Coordinator:
         self._generation_count += 1
         number, layout = self._generation_count, choice.layout
         nodes_wanted = 1 + self.job.snapshot.partners
-        members = order_members(self.members.usable(), layout.world_size, layout.tp, nodes_wanted)
+        members = order_members(self._stragglers.candidates(layout), layout.world_size, layout.tp, nodes_wanted)
         partners = self._copies.choose(members)
         self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
@@ -582,7 +588,7 @@ class Coordinator:
         self._inventory.open_generation(number, layout.world_size)
         self._layouts[number] = layout
         for rank, member in enumerate(members):
-            member.beats, member.trainer_pid = 0, None
+            member.beats, member.started_step, member.process, member.trainer_pid = 0, 0, "", None
             member.connection.send(self._assignment(rank, restore))
         self.members.tell({"type": "release"}, but=self.generation.has)
 

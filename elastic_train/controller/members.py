@@ -35,6 +35,12 @@ class HostRecord:
     trainer_pid: int | None = None
     beats: int = 0
     started_step: int = 0
+    beats_since: float = 0.0
+    """when its trainer was last seen to go on"""
+    process: str = ""
+    """state of its trainer's process, as in /proc"""
+    slow: bool = False
+    """was replaced as a straggler: a member only when there are too few others"""
     left_out: str = ""
     """why it takes no part until ``left_out_until``"""
     left_out_until: float = 0.0
@@ -73,8 +79,8 @@ class Trouble:
     """Why a generation ended, as first seen."""
 
     kind: str
-    """host_lost, trainer_killed, trainer_crashed, out_of_memory, straggler, hang, copy_failed, growth, start, or what
-    ``trainer._error_kind`` calls it"""
+    """host_lost, trainer_killed, trainer_crashed, trainer_exited, out_of_memory, straggler, hang, copy_failed, growth,
+    start, or what ``trainer._error_kind`` calls it"""
     detail: str
     seen: float = field(default_factory=time.time)
     traceback: str | None = None
@@ -84,7 +90,7 @@ class Trouble:
     """the job must not go on after it"""
 
     # An echo (a peer's connection error, the failed copy to a dead partner) must not hide the cause that arrives later.
-    _ECHOES = ("peer", "copy_failed")
+    _ECHOES = ("peer", "copy_failed", "trainer_exited")
 
     @property
     def began(self) -> float:

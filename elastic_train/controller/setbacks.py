@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.wire import Message
 
 ROOM_SECONDS = 60.0
 """A node whose memory file system is full is tried again after this; each further time after twice as long."""
@@ -14,6 +15,19 @@ LONGEST_SECONDS = 3600.0
 _COUNTED = ("exception", "trainer_crashed", "out_of_memory")
 """The same again would lead to the same again."""
 LONGEST_STORAGE_SECONDS = 60.0
+
+
+def how_it_ended(host: HostRecord, message: Message) -> Trouble:
+    """What the end of a trainer's process is: SIGKILL comes from outside, other signals from its own faults.
+
+    A trainer that exits has said why before.
+    """
+    said = f"rank {message['rank']} on {host.label} ended: {message['cause']}"
+    if message["out_of_memory"] is not None:
+        return Trouble("out_of_memory", f"{said}, {message['out_of_memory']}")
+    if message["cause"] == "SIGKILL":
+        return Trouble("trainer_killed", said)
+    return Trouble("trainer_crashed" if message["cause"].startswith("SIG") else "trainer_exited", said)
 
 
 class Pause:

@@ -28,7 +28,7 @@ from elastic_train.checkpoint.errors import DamagedChunk, NoRoom, SourceError
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.control_block import ControlBlock
-from elastic_train.controller.process_control import name_process
+from elastic_train.controller.process_control import name_process, own_time, prefer_to_be_killed
 from elastic_train.controller.restoring import DamagedManifest, Restoration, Unreadable
 from elastic_train.controller.snapshots import Snapshots
 from elastic_train.controller.wire import Message, decode, encode
@@ -152,9 +152,10 @@ class Trainer:
 
     def _run_step(self, engine: Engine, snapshots: Snapshots, step: int) -> None:
         self._control.start(step)
-        started, cpu_started = time.time(), time.process_time()
+        started, cpu_started, own_started = time.time(), time.process_time(), own_time()
         metrics = engine.train_step(step)
         passed = time.time() - started
+        own, cpu_wait = (after - before for after, before in zip(own_time(), own_started, strict=True))
         self.step = step
         message = {
             "type": "stepped",
@@ -167,6 +168,8 @@ class Trainer:
             "eval_seconds": engine.evaluation_seconds,
             "seconds": passed - engine.evaluation_seconds - self._stalled,
             "cpu_seconds": time.process_time() - cpu_started,
+            "own_seconds": own,
+            "cpu_wait_seconds": cpu_wait,
             "stall_seconds": self._stalled,
             "data_seconds": engine.data_seconds,
         }
@@ -252,6 +255,7 @@ def main(channel: socket.socket) -> int:
         return 0  # the host ended before it had anything to do for us
     assignment = decode(line)
     name_process(f"et-trainer-{assignment['rank']}")
+    prefer_to_be_killed()
     if assignment.get("interface"):
         os.environ["GLOO_SOCKET_IFNAME"] = assignment["interface"]
     torch.set_num_threads(assignment["job"]["hosts"]["threads"])

@@ -29,7 +29,11 @@ PLANNED = (None, "start", "growth")
 CAUSES = {
     "host_lost": "host lost",
     "trainer_killed": "trainer killed",
+    "trainer_crashed": "trainer crashed",
+    "out_of_memory": "out of memory",
     "exception": "exception",
+    "bad_step": "bad step",
+    "straggler": "straggler replaced",
     "hang": "hang",
     "growth": "host joined",
     "start": "resubmitted",

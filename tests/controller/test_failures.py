@@ -116,16 +116,6 @@ def test_killed_node_is_replaced_when_it_comes_back(corpus: Path, reference: Lin
         assert generations[2]["restored_bytes"]["remote"] > 0
 
 
-def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Path) -> None:
-    with LocalJob(make_job(corpus, tmp_path, "hang", "failure.hang_seconds=2", "hosts.max=2")) as run:
-        run.start_hosts("ab")
-        run.wait_step(5)
-        os.kill(run.trainer_pids()[0], signal.SIGSTOP)
-        assert run.finish()["state"] == "finished"
-        assert_same_curve(run.lines("steps"), reference)
-        assert formed(run)[-1]["cause"] == "hang"
-
-
 def test_a_job_whose_every_step_is_bad_ends(corpus: Path, tmp_path: Path) -> None:  # NU-06
     huge = ("optimizer={learning_rate: 1e30, weight_decay: 0}", "schedule.warmup_steps=0")
     with LocalJob(make_job(corpus, tmp_path, "nan", *huge, "hosts.max=2")) as run:
@@ -154,7 +144,7 @@ def test_row_that_cannot_be_used_ends_the_job_with_rank_step_and_traceback(
         status = run.finish()
         assert status["state"] == "failed"
         assert "rank 1, step 6" in status["message"] and "3 times in a row" in status["message"]
-        assert "DataError: the data has the input id 65535" in status["message"]
+        assert "has the token 65535" in status["message"]
         assert "DataError" in status["traceback"]
         assert_same_curve(run.lines("steps"), reference[:5])
         assert [e["cause"] for e in run.lines("ledger") if e["event"] == "trouble"] == ["exception"] * 3
