@@ -24,6 +24,7 @@ from elastic_train.storage.safetensors_header import header_bytes
 from elastic_train.training.step_judge import StepJudge
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
+from tests.memory_fault import break_weight
 
 Lines = list[dict[str, Any]]
 
@@ -143,6 +144,24 @@ def test_one_bad_step_under_each_policy(corpus: Path, tmp_path: Path) -> None:
     assert bad_steps(again) == [(step, "roll_back"), (step, "skip")]
     good, others = [[entry for entry in local.lines("steps") if entry["step"] != step] for local in (skipped, again)]
     assert_same_curve(others, good)
+
+
+@pytest.mark.slow
+def test_a_fault_that_passes_costs_no_step(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    """A weight in the memory of one trainer becomes NaN: the step is computed again from the snapshot, and is good."""
+    job = make_job(corpus, tmp_path, "fault", "hosts.max=2", "parallel.pp=1")
+    with LocalJob(job) as local:
+        local.start_hosts("ab")
+        hosts = {host["rank"]: host for host in local.wait_step(2)["hosts"]}
+        beats = 2 * job.model.num_hidden_layers * job.training.slots // 2  # forward and backward, half of the slots
+        weight = "param.model.layers.3.self_attn.q_proj.weight"
+        break_weight(hosts[1]["trainer_pid"], Path(hosts[1]["pool"]), 1, weight, beats)
+        assert local.finish()["state"] == "finished"
+    assert_same_curve(local.lines("steps"), reference)
+    assert [action for _, action in bad_steps(local)] == ["roll_back"]
+    ledger = local.lines("ledger")
+    assert [event["cause"] for event in ledger if event["event"] == "generation_formed"] == ["start", "bad_step"]
+    assert not [event for event in ledger if event["event"] == "rolled_back"]
 
 
 @pytest.mark.slow
