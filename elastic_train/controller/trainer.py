@@ -164,7 +164,7 @@ class Trainer:
             "grad_norm": _finite_or_none(metrics.grad_norm),
             "lr": metrics.lr,
             "valid_tokens": metrics.valid_tokens,
-            **metrics.evaluation(),
+            **{name: _finite_or_none(loss) for name, loss in metrics.evaluation().items()},
             "eval_seconds": engine.evaluation_seconds,
             "seconds": passed - engine.evaluation_seconds - self._stalled,
             "cpu_seconds": time.process_time() - cpu_started,

@@ -121,9 +121,11 @@ def test_one_bad_step_under_each_policy(corpus: Path, tmp_path: Path) -> None:
     plain = make_job(corpus, tmp_path, "plain", "training.steps=14")
     token, step = rare_token(plain)
     source = weights_with_nan(tmp_path / "source", plain, token)
+    samples = len(TokenDataset.open(str(corpus), plain.data.sequence_length, plain.storage))  # the token is in one
 
     def job(name: str, policy: str, *more: str) -> Job:
         fixed = (f"init_from={source}", "training.steps=14", "training.ema_decay=0.9", "hosts.max=2", "parallel.pp=1")
+        fixed += (f"evaluation.uri={corpus}", f"evaluation.every_steps={step}", f"evaluation.samples={samples}")
         return make_job(corpus, tmp_path, name, *fixed, f"failure.bad_step={policy}", *more)
 
     ended = run(job("skip", "end", "hosts.max=1"), "run0", "a")
@@ -137,6 +139,7 @@ def test_one_bad_step_under_each_policy(corpus: Path, tmp_path: Path) -> None:
     lines = [json.loads(entry, parse_constant=pytest.fail) for entry in text.splitlines()]
     assert [entry["step"] for entry in lines if entry.get("skipped")] == [step]
     assert lines[step - 1]["loss"] is None and lines[step - 1]["grad_norm"] is None and lines[step - 1]["samples"]
+    assert lines[step - 1]["eval_loss"] is None and lines[step - 1]["eval_loss_ema"] is None
     assert all(math.isfinite(entry["loss"]) for entry in lines if entry["step"] != step)
 
     again = run(job("back", "roll_back"), "run0", "ab")
