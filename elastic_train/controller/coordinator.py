@@ -39,8 +39,8 @@ from elastic_train.controller.resumption import OpenedData, begin_from_source, o
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks, how_it_ended
 from elastic_train.controller.step_log import StepLog
-from elastic_train.controller.time_account import TimeAccount
 from elastic_train.controller.stragglers import Stragglers
+from elastic_train.controller.time_account import TimeAccount
 from elastic_train.controller.wire import Connection, Message
 from elastic_train.planner.layouts import LayoutChoice
 from elastic_train.storage import outage
@@ -317,10 +317,8 @@ class Coordinator:
             return
         still = time.time() - generation.last_progress
         if still > self.job.failure.hang_seconds:
-            detail = f"no rank made progress for {still:.1f} s"
+            detail = f"no rank made progress for {still:.1f} s: {culprit(generation, time.time())}"
             self._trouble(generation, Trouble("hang", detail, happened=generation.last_progress))
-            who = culprit(generation, time.time())
-            self._trouble(generation, Trouble("hang", f"no rank made progress for {still:.1f} s: {who}"))
 
     def _watch_newcomers(self) -> None:
         if self.state == State.STARTING:
@@ -438,11 +436,10 @@ class Coordinator:
             return
         self._saving.step_finished(generation, snapshots, self.log.last_line)
         self._growth.step_finished(self.log.last_line["seconds"])
-        if self._growth_due is not None and not generation.troubles:
+        due = Trouble("growth", self._growth_due) if self._growth_due is not None else straggler
+        if due is not None and not generation.troubles:
             self._account()
-            self._form(Trouble("growth", self._growth_due))
-        elif straggler is not None and not generation.troubles:
-            self._form(straggler)
+            self._form(due)
         else:
             for member in generation.members:
                 member.connection.send({"type": "finished", "generation": generation.number, "step": step})
