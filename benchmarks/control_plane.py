@@ -98,7 +98,7 @@ class Simulation:
         stepped = time.perf_counter() - started
         started = time.perf_counter()
         for host in self.hosts:
-            beat = {"type": "heartbeat", "sent": 0.0, "generation": 1, "beats": 1, "started_step": 1}
+            beat = {"type": "heartbeat", "sent": 0.0, "generation": 1, "beats": 1, "started_step": 1, "process": "S"}
             coordinator._handle(host, beat)
         beats = time.perf_counter() - started
         lost = self.hosts[::100]
@@ -160,6 +160,7 @@ class Simulation:
         assert generation is not None
         said = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "valid_tokens": 8, "seconds": 1.0, "eval_seconds": 0.0}
         said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0, "cpu_seconds": 0.0}
+        said |= {"own_seconds": 0.5, "cpu_wait_seconds": 0.1}
         for rank, host in enumerate(generation.members):
             about = {"generation": generation.number, "rank": rank}
             copies = [partner.node for partner in generation.partners[rank]]

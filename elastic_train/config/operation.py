@@ -123,8 +123,35 @@ class FailureConfig(Section):
         description="a host not heard of for this long is lost; its trainer is killed three heartbeats earlier",
     )
     max_errors: Annotated[int, Field(ge=1)] = Field(
-        default=3, description="exceptions of the trainer in a row without a finished step before the job fails"
+        default=3,
+        description="exceptions, crashes and out-of-memory kills of trainers in a row without a finished step before "
+        "the job fails",
     )
+    bad_step: Literal["roll_back", "skip", "end"] = Field(
+        default="roll_back",
+        description="when loss or gradient norm is not finite or a spike: `roll_back` tries the step once more and "
+        "leaves it out if it is bad again, `skip` leaves it out at once, `end` ends the job",
+    )
+    max_bad_steps: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="more left out among the last `bad_step_window` steps end the job"
+    )
+    bad_step_window: Annotated[int, Field(ge=1)] = Field(
+        default=64, description="steps among which bad ones are counted, and whose medians tell a spike"
+    )
+    loss_spike_factor: Annotated[float, Field(gt=1)] | None = Field(
+        default=None, description="a loss above so many medians is a bad step; null: only one that is not finite"
+    )
+    norm_spike_factor: Annotated[float, Field(gt=1)] | None = Field(
+        default=None, description="a gradient norm above so many medians is a bad step; null: only if not finite"
+    )
+    straggler: Literal["replace", "name", "off"] = Field(
+        default="replace",
+        description="a host that stays slower than its peers is named in the ledger; `replace`: and a spare takes over",
+    )
+    straggler_factor: Annotated[float, Field(gt=1)] = Field(
+        default=2.0, description="slower: its trainer needs more than so many times the median of its peers"
+    )
+    straggler_steps: Annotated[int, Field(ge=1)] = Field(default=20, description="for so many steps in a row")
 
 
 class TrackingConfig(Section):

@@ -17,9 +17,11 @@ from typing import Any
 from elastic_train.checkpoint.errors import Fenced
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.checkpointer import Checkpointer
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.growth import Growth
+from elastic_train.controller.hangs import culprit
 from elastic_train.controller.host_server import HostServer
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
@@ -36,8 +38,9 @@ from elastic_train.controller.replanning import Replanning
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data
 from elastic_train.controller.saving import Saving
-from elastic_train.controller.setbacks import Setbacks
+from elastic_train.controller.setbacks import Setbacks, how_it_ended
 from elastic_train.controller.step_log import StepLog
+from elastic_train.controller.stragglers import Stragglers
 from elastic_train.controller.time_account import TimeAccount
 from elastic_train.controller.wire import Connection, Message
 from elastic_train.planner.layouts import LayoutChoice
@@ -48,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 0.03
 """The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
-_ALONE = ("trainer_killed", "hang", "start", "growth")
+_ALONE = ("trainer_killed", "trainer_crashed", "out_of_memory", "hang", "start", "growth")
 """What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
 _ACCOUNT_SECONDS = 30.0
@@ -112,6 +115,8 @@ class Coordinator:
         self._preemption = Preemption(self._record)
         self._parting = False
         """the state is being saved before hosts leave that alone may have it"""
+        self._stragglers = Stragglers(job.failure, job.snapshot.partners, self.members.usable, self._record)
+        self._bad_steps = BadSteps(job.failure, self.log.history, self._record)
         self._resume_at = 0.0
         """while waiting: when storage may be asked again"""
         self._layouts: dict[int, Layout] = {}
@@ -302,8 +307,8 @@ class Coordinator:
         if generation is None or message["generation"] != generation.number:
             return
         if message["beats"] != host.beats:
-            generation.last_progress = time.time()
-        host.beats, host.started_step = message["beats"], message["started_step"]
+            generation.last_progress = host.beats_since = time.time()
+        host.beats, host.started_step, host.process = message["beats"], message["started_step"], message["process"]
 
     async def _watch(self) -> None:
         """What no message tells: leases, hangs, hosts that have settled."""
@@ -323,7 +328,7 @@ class Coordinator:
             return
         still = time.time() - generation.last_progress
         if still > self.job.failure.hang_seconds:
-            detail = f"no rank made progress for {still:.1f} s"
+            detail = f"no rank made progress for {still:.1f} s: {culprit(generation, time.time())}"
             self._trouble(generation, Trouble("hang", detail, happened=generation.last_progress))
 
     def _watch_newcomers(self) -> None:
@@ -337,7 +342,7 @@ class Coordinator:
                 again = self._resume_at > 0
                 self._form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
         elif self.state == State.RUNNING and self.generation is not None:
-            settled = [host for host in self.members.usable() if self._settled(host)]
+            settled = [host for host in self.members.usable() if self._settled(host) and not host.slow]
             self._growth_due = self._growth.consider(self._choice(settled), self.log.finished_step)
 
     def _watch_copies(self) -> None:
@@ -428,9 +433,7 @@ class Coordinator:
             self._on_error(host, generation, message)
         elif kind == "trainer_ended":
             host.trainer_pid = None
-            self._trouble(
-                generation, Trouble("trainer_killed", f"rank {rank} on {host.label} ended: {message['cause']}")
-            )
+            self._trouble(generation, how_it_ended(host, message))
         elif kind == "copy_refused":
             self._on_refused_copy(generation, message)
         elif kind == "copy_failed":
@@ -477,22 +480,26 @@ class Coordinator:
         step = snapshots.step
         said = generation.stepped[step]
         self.time.step_finished(step, {generation.members[rank].number: told for rank, told in said.items()})
+        straggler = self._stragglers.look(generation, step)
         self.log.append(generation, step)
         self._inventory.supersede(snapshots)
         self._setbacks.step_finished()
         if generation.first_step_at is None:
             self._on_first_step(generation)
+        if (reason := self._bad_steps.step_finished(self.log.last_line)) is not None:
+            self._finish(State.FAILED, reason)
+            return
         if step >= self.job.training.steps:
             self._finish(State.FINISHED, f"all {step} steps are done")
             return
         self._saving.step_finished(generation, snapshots, self.log.last_line)
         self._growth.step_finished(self.log.last_line["seconds"])
-        if (leaving := self._preemption.cause(generation)) is not None and not generation.troubles:
+        due = self._preemption.cause(generation)
+        if due is None:
+            due = Trouble("growth", self._growth_due) if self._growth_due is not None else straggler
+        if due is not None and not generation.troubles:
             self._account()
-            self._form(leaving)
-        elif self._growth_due is not None and not generation.troubles:
-            self._account()
-            self._form(Trouble("growth", self._growth_due))
+            self._form(due)
         else:
             for member in generation.members:
                 member.connection.send({"type": "finished", "generation": generation.number, "step": step})
@@ -536,7 +543,10 @@ class Coordinator:
             dropped = [self._drop(generation, copy["rank"], copy["node"]) for copy in message["copies"]]
             if not any(dropped):
                 kind = "exception"  # it would be chosen again
-        self._trouble(generation, Trouble(kind, detail, traceback=message["traceback"]))
+        trouble = Trouble(kind, detail, traceback=message["traceback"])
+        if kind == "bad_step":
+            self._bad_steps.refused(message["step"], trouble)
+        self._trouble(generation, trouble)
 
     def _drop(self, generation: Generation, rank: int, node: str) -> bool:
         """Forget an image that could not be restored."""
@@ -623,7 +633,7 @@ class Coordinator:
         self._generation_count += 1
         number, layout = self._generation_count, choice.layout
         nodes_wanted = 1 + self.job.snapshot.partners
-        members = order_members(self.members.usable(), layout.world_size, layout.tp, nodes_wanted)
+        members = order_members(self._stragglers.candidates(layout), layout.world_size, layout.tp, nodes_wanted)
         partners = self._copies.choose(members)
         self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
@@ -635,7 +645,7 @@ class Coordinator:
         self._inventory.open_generation(number, layout.world_size)
         self._layouts[number] = layout
         for rank, member in enumerate(members):
-            member.beats, member.trainer_pid = 0, None
+            member.beats, member.started_step, member.process, member.trainer_pid = 0, 0, "", None
             member.connection.send(self._assignment(rank, restore))
         self.members.tell({"type": "release"}, but=self.generation.has)
 
@@ -660,4 +670,5 @@ class Coordinator:
             "start_step": generation.start_step,
             "restore": restore.summary(generation.members[rank].node),
             "partners": [partner.as_partner() for partner in generation.partners[rank]],
+            **self._bad_steps.assignment(),
         }

@@ -27,8 +27,10 @@ from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.job import Job
 from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
 from elastic_train.controller.lease import Lease
+from elastic_train.controller.memory_limit import MemoryCgroup, MemoryWatch
 from elastic_train.controller.partners import PartnerLink
 from elastic_train.controller.pool import Pool, machine_wide
+from elastic_train.controller.process_control import process_state
 from elastic_train.controller.spot_notice import AWS_ENDPOINT, SpotNotice
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
 from elastic_train.storage import outage
@@ -71,6 +73,7 @@ class Host:
         self._uploads: dict[str, str] = {}
         """object -> the image that must not be written over, because it is being read for it"""
         self._trainer: TrainerProcess | None = None
+        self._memory = MemoryWatch(MemoryCgroup.of_this_process())
         self._assignment: Message | None = None
         self._buffers: dict[int, int] = {}
         """step -> buffer of the running trainer's snapshots"""
@@ -184,6 +187,7 @@ class Host:
                     "generation": trainer.generation if trainer else 0,
                     "started_step": trainer.control.started_step if trainer else 0,
                     "beats": trainer.control.beats if trainer else 0,
+                    "process": process_state(trainer.pid) if trainer and trainer.pid else "",
                 }
             )
             await asyncio.sleep(min(seconds, max(0.0, self._lease.left(loop.time()))))
@@ -215,6 +219,7 @@ class Host:
         message["outage_seconds"] = outage.seconds_left()
         message["interface"] = interface_of(self._settings.node_address)
         message["control"] = str(self._pool.path / f"g{generation}-r{rank}.control")
+        self._memory.begin()
         self._trainer = self._forkserver.fork(generation, rank, message)
 
     def _do_directions(self, message: Message) -> None:
@@ -316,7 +321,9 @@ class Host:
             self._trainer = None
             trainer.control.close(unlink=True)
             name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-            self._tell({"type": "trainer_ended", "generation": trainer.generation, "rank": trainer.rank, "cause": name})
+            told = {"generation": trainer.generation, "rank": trainer.rank, "cause": name}
+            memory = self._memory.verdict() if name == "SIGKILL" else None
+            self._tell({"type": "trainer_ended", **told, "out_of_memory": memory})
 
     # -- partners ------------------------------------------------------------------------------------------------
 

@@ -135,6 +135,10 @@ class JobFolder:
         """
         return self.steps.rewrite(lambda line: bool(line["step"] <= step))
 
+    def finished_steps(self) -> list[dict[str, Any]]:
+        """All lines of ``steps.jsonl`` that are in storage."""
+        return read_json_lines(self.store, "steps.jsonl")
+
     def decide(self, **decision: Any) -> None:
         """Journal a decision before it takes effect."""
         self.journal.append({"time": time.time(), **decision})

@@ -39,6 +39,12 @@ class HostRecord:
     """not heard for as long as a lease: its connection was ended by us"""
     leaving: bool = False
     """Its node is being taken away: it is no member of a generation that is formed from now on."""
+    beats_since: float = 0.0
+    """when its trainer was last seen to go on"""
+    process: str = ""
+    """state of its trainer's process, as in /proc"""
+    slow: bool = False
+    """was replaced as a straggler: a member only when there are too few others"""
     left_out: str = ""
     """why it takes no part until ``left_out_until``"""
     left_out_until: float = 0.0
@@ -77,16 +83,18 @@ class Trouble:
     """Why a generation ended, as first seen."""
 
     kind: str
-    """host_lost, host_silent, preemption, trainer_killed, hang, copy_failed, growth, start, or one of
-    ``trainer._error_kind``"""
+    """host_lost, host_silent, preemption, trainer_killed, trainer_crashed, trainer_exited, out_of_memory, straggler,
+    hang, copy_failed, growth, start, or what ``trainer._error_kind`` calls it"""
     detail: str
     seen: float = field(default_factory=time.time)
     traceback: str | None = None
     happened: float | None = None
     """when it failed, where that was long before it was seen: the last sign of life"""
+    ends: bool = False
+    """the job must not go on after it"""
 
     # An echo (a peer's connection error, the failed copy to a dead partner) must not hide the cause that arrives later.
-    _ECHOES = ("peer", "copy_failed")
+    _ECHOES = ("peer", "copy_failed", "trainer_exited")
 
     @property
     def began(self) -> float:
@@ -226,6 +234,8 @@ def step_line(generation: Generation, step: int, samples: list[int] | None) -> d
     said = generation.stepped[step]
     first = said[min(said)]
     line: dict[str, Any] = {key: first[key] for key in ("step", "loss", "grad_norm", "lr", "valid_tokens")}
+    if "skipped" in first:
+        line |= {"skipped": True, "detail": first["skipped"]}
     evaluation = {key: first[key] for key in ("eval_loss", "eval_loss_ema") if key in first}
     if evaluation:
         line |= evaluation | {"eval_seconds": max(message["eval_seconds"] for message in said.values())}

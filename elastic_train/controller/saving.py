@@ -163,4 +163,5 @@ class Saving:
 def _metrics(line: Mapping[str, Any], step: int) -> dict[str, float]:
     """What is known of exactly this step."""
     known = line if line.get("step") == step else {}
-    return {key: known[key] for key in ("loss", "eval_loss", "eval_loss_ema") if key in known}
+    names = ("loss", "eval_loss", "eval_loss_ema")
+    return {name: known[name] for name in names if known.get(name) is not None}

@@ -6,12 +6,28 @@ import time
 from collections.abc import Callable
 
 from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.wire import Message
 
 ROOM_SECONDS = 60.0
 """A node whose memory file system is full is tried again after this; each further time after twice as long."""
 STORAGE_SECONDS = 1.0
 LONGEST_SECONDS = 3600.0
+_COUNTED = ("exception", "trainer_crashed", "out_of_memory")
+"""The same again would lead to the same again."""
 LONGEST_STORAGE_SECONDS = 60.0
+
+
+def how_it_ended(host: HostRecord, message: Message) -> Trouble:
+    """What the end of a trainer's process is: SIGKILL comes from outside, other signals from its own faults.
+
+    A trainer that exits has said why before.
+    """
+    said = f"rank {message['rank']} on {host.label} ended: {message['cause']}"
+    if message["out_of_memory"] is not None:
+        return Trouble("out_of_memory", f"{said}, {message['out_of_memory']}")
+    if message["cause"] == "SIGKILL":
+        return Trouble("trainer_killed", said)
+    return Trouble("trainer_crashed" if message["cause"].startswith("SIG") else "trainer_exited", said)
 
 
 class Pause:
@@ -44,8 +60,13 @@ class Setbacks:
         self._storage = Pause(STORAGE_SECONDS, LONGEST_STORAGE_SECONDS)
 
     def reason_to_end(self, cause: Trouble) -> str | None:
-        """A sentence when ``cause`` has happened too often in a row. Only errors that may come back for ever count."""
-        if cause.kind != "exception":
+        """A sentence when ``cause`` ends the job, or has come too often in a row.
+
+        Only what may come back for ever counts; a host or node that is lost, or a kill from outside, never does.
+        """
+        if cause.ends:
+            return cause.detail
+        if cause.kind not in _COUNTED:
             return None
         self._errors += 1
         return f"{cause.detail} ({self._errors} times in a row)" if self._errors >= self._max_errors else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.members import Generation, step_line
+from elastic_train.controller.step_history import StepHistory
 from elastic_train.storage.errors import StorageError
 
 
@@ -26,12 +27,15 @@ class StepLog:
         """ids of the samples of a step, if lines are to have them"""
         self.finished_step = 0
         self.last_line: dict[str, Any] = {}
+        self.history = StepHistory()
 
     def open(self, step: int) -> int:
         """The job goes on from ``step``; returns how many lines of steps after it there were."""
         self.finished_step = step
         dropped = self._folder.roll_back(step)
         self._folder.steps.flush()
+        for line in self._folder.finished_steps():
+            self.history.append(line)
         return dropped
 
     def append(self, generation: Generation, step: int) -> None:
@@ -39,6 +43,9 @@ class StepLog:
         line = step_line(generation, step, self.samples(step) if self.samples else None)
         self._folder.steps.append(line)
         self.finished_step, self.last_line = step, line
+        self.history.append(line)
+        if "skipped" in line:
+            self._record("bad_step", step=step, action="skip", detail=line["detail"])
         generation.is_finished(step)
         self._on_event({"event": "step", **line})
 
@@ -58,4 +65,5 @@ class StepLog:
         except StorageError as error:  # the log then has these steps twice; the job's state is as it should be
             self._record("log_not_rolled_back", detail=str(error))
         self.finished_step = step
+        self.history.drop_after(step)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, Literal
 
 import yaml
@@ -53,8 +54,8 @@ class TrackingFeed:
         if self._tracker is None:
             return
         if event["event"] == "step":
-            metrics = {name: event[name] for name in _METRICS}
-            metrics |= {name: event[name] for name in _EVALUATION if name in event}
+            names = (*_METRICS, *(name for name in _EVALUATION if name in event))
+            metrics = {name: math.nan if event[name] is None else event[name] for name in names}
             metrics["step_seconds"] = metrics.pop("seconds")
             metrics["tokens_per_second"] = event["valid_tokens"] / event["seconds"]
             metrics["generation"] = event["generation"]

@@ -8,6 +8,7 @@ trainer has to tell goes back as lines: ``phase``, ``described``, ``stepped``, `
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -27,7 +28,7 @@ from elastic_train.checkpoint.errors import DamagedChunk, NoRoom, SourceError
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.control_block import ControlBlock
-from elastic_train.controller.process_control import name_process
+from elastic_train.controller.process_control import name_process, own_time, prefer_to_be_killed
 from elastic_train.controller.restoring import DamagedManifest, Restoration, Unreadable
 from elastic_train.controller.snapshots import Snapshots
 from elastic_train.controller.wire import Message, decode, encode
@@ -41,13 +42,14 @@ from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
 from elastic_train.training.state_keys import state_keys
+from elastic_train.training.step_judge import History, StepJudge
 
 _GROUP_TIMEOUT = timedelta(minutes=30)
 """Only a last resort: the coordinator kills a generation long before its collectives time out."""
 
 
-class NonFiniteLoss(RuntimeError):
-    """Loss or gradient norm is NaN or infinite; no rank has updated its weights."""
+class BadStep(RuntimeError):
+    """Loss or gradient norm is not finite, or a spike, and the step is not to be left out. No weight has changed."""
 
 
 class Trainer:
@@ -67,6 +69,15 @@ class Trainer:
             assignment["restore"], self._pool, assignment["token"], open_store, self._control.beat
         )
         self._snapshots: Snapshots | None = None
+        failure = self._job.failure
+        self._judge = StepJudge(
+            failure.bad_step_window,
+            failure.loss_spike_factor,
+            failure.norm_spike_factor,
+            History(**assignment["history"]),
+        )
+        self._no_retry: set[int] = set(assignment["no_retry"])
+        """steps that are left out when they are bad, also under ``roll_back``"""
         self._stalled = 0.0
         """how long the update of the step had to wait for the snapshot of the one before"""
         self._telling = threading.Lock()
@@ -99,7 +110,7 @@ class Trainer:
         self._take_state(engine)
         self._phase("restore", started)
         snapshots = self._snapshots = self._open_snapshots(engine)
-        engine.before_update = self._before_update
+        engine.before_update, engine.judge = self._before_update, self._judge_step
         for step in range(self.step + 1, self._job.training.steps + 1):
             self._run_step(engine, snapshots, step)
         snapshots.wait()
@@ -141,29 +152,40 @@ class Trainer:
 
     def _run_step(self, engine: Engine, snapshots: Snapshots, step: int) -> None:
         self._control.start(step)
-        started, cpu_started = time.time(), time.process_time()
+        started, cpu_started, own_started = time.time(), time.process_time(), own_time()
         metrics = engine.train_step(step)
         passed = time.time() - started
-        if not all(map(_is_finite, (metrics.loss, metrics.grad_norm))):
-            raise NonFiniteLoss(
-                f"step {step}: loss={metrics.loss}, grad_norm={metrics.grad_norm}; no weight was changed"
-            )
+        own, cpu_wait = (after - before for after, before in zip(own_time(), own_started, strict=True))
         self.step = step
         message = {
             "type": "stepped",
             "step": step,
-            "loss": metrics.loss,
-            "grad_norm": metrics.grad_norm,
+            "loss": _finite_or_none(metrics.loss),
+            "grad_norm": _finite_or_none(metrics.grad_norm),
             "lr": metrics.lr,
             "valid_tokens": metrics.valid_tokens,
-            **metrics.evaluation(),
+            **{name: _finite_or_none(loss) for name, loss in metrics.evaluation().items()},
             "eval_seconds": engine.evaluation_seconds,
             "seconds": passed - engine.evaluation_seconds - self._stalled,
             "cpu_seconds": time.process_time() - cpu_started,
+            "own_seconds": own,
+            "cpu_wait_seconds": cpu_wait,
             "stall_seconds": self._stalled,
             "data_seconds": engine.data_seconds,
         }
+        if metrics.skipped is not None:
+            message["skipped"] = metrics.skipped
         snapshots.begin(step, message)
+
+    def _judge_step(self, step: int, loss: float, norm: float) -> str | None:
+        """Why ``step`` is left out; None if it is good. Raises BadStep if it must not be left out."""
+        bad = self._judge.judge(loss, norm)
+        if bad is not None:
+            policy = self._job.failure.bad_step
+            if policy == "end" or (policy == "roll_back" and step not in self._no_retry):
+                raise BadStep(f"step {step}: {bad}; no weight was changed")
+            self._no_retry.add(step + 1)  # not a fault that passes: the next one costs no re-forming
+        return bad
 
     def _before_update(self) -> None:
         """The snapshot of the step before must be whole before this step changes the state."""
@@ -179,16 +201,20 @@ class Trainer:
                 self._snapshots.wait()
 
 
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
+def _finite_or_none(value: float) -> float | None:
+    """As JSON knows no other numbers."""
+    return value if math.isfinite(value) else None
 
 
 def _error_kind(error: BaseException) -> str:
     """What the error means to the coordinator.
 
     ``peer``: the echo of somebody else's end. ``damaged``: a bad checkpoint. ``unreadable``: a copy in memory that
-    cannot be read. ``storage``: storage does not answer. ``no_room``: no memory for snapshots. ``exception``: the rest.
+    cannot be read. ``storage``: storage does not answer. ``no_room``: no memory for snapshots. ``bad_step``: a loss
+    that is not finite, or a spike. ``exception``: the rest.
     """
+    if isinstance(error, BadStep):
+        return "bad_step"
     if isinstance(error, Unreadable):
         return "unreadable"
     if isinstance(error, (DamagedChunk, DamagedManifest)):
@@ -229,6 +255,7 @@ def main(channel: socket.socket) -> int:
         return 0  # the host ended before it had anything to do for us
     assignment = decode(line)
     name_process(f"et-trainer-{assignment['rank']}")
+    prefer_to_be_killed()
     if assignment.get("interface"):
         os.environ["GLOO_SOCKET_IFNAME"] = assignment["interface"]
     torch.set_num_threads(assignment["job"]["hosts"]["threads"])
@@ -241,7 +268,7 @@ def main(channel: socket.socket) -> int:
         return 1  # the host is gone
     except Exception as error:
         message = _error_message(error, trainer.step + 1 if trainer else assignment["start_step"] + 1)
-        if trainer is not None and message["kind"] == "exception":
+        if trainer is not None and message["kind"] in ("exception", "bad_step"):
             trainer.settle()  # else the step that was reached before would be done again, and again
         channel.sendall(encode(message))
         return 1

@@ -31,7 +31,11 @@ CAUSES = {
     "host_silent": "host silent",
     "preemption": "node taken away",
     "trainer_killed": "trainer killed",
+    "trainer_crashed": "trainer crashed",
+    "out_of_memory": "out of memory",
     "exception": "exception",
+    "bad_step": "bad step",
+    "straggler": "straggler replaced",
     "hang": "hang",
     "growth": "host joined",
     "start": "resubmitted",
@@ -78,7 +82,8 @@ def plot_run(steps: Sequence[Line], ledger: Sequence[Line], out: str | Path, *, 
 
 
 def _draw_loss(axes: Axes, steps: Sequence[Line]) -> None:
-    numbers, losses = [line["step"] for line in steps], [float(line["loss"]) for line in steps]
+    numbers = [line["step"] for line in steps]
+    losses = [math.nan if line["loss"] is None else float(line["loss"]) for line in steps]
     axes.plot(numbers, losses, color=LOSS, linewidth=1.0, alpha=0.35)
     axes.plot(numbers, smooth(losses), color=LOSS, linewidth=2.0)
     finite = [loss for loss in losses if math.isfinite(loss)] + _draw_evaluations(axes, steps)

@@ -70,9 +70,10 @@ class StepGradients:
 class StepMetrics:
     """What one step did; the same values on every rank.
 
-    ``loss``: mean over the valid tokens of the global batch. ``grad_norm``: L2 norm before clipping. If one of them is
-    NaN or infinite, nothing was updated. ``lr``: learning rate of the step. ``eval_loss``: mean over the valid tokens
-    of the evaluation samples after the update, ``eval_loss_ema`` with the averaged weights; None when none was due.
+    ``loss``: mean over the valid tokens of the global batch. ``grad_norm``: L2 norm before clipping. ``lr``: learning
+    rate of the step. ``eval_loss``: mean over the valid tokens of the evaluation samples after the update,
+    ``eval_loss_ema`` with the averaged weights; None when none was due. ``skipped``: why nothing was
+    updated; None if it was.
     """
 
     step: int
@@ -82,6 +83,7 @@ class StepMetrics:
     valid_tokens: int
     eval_loss: float | None = None
     eval_loss_ema: float | None = None
+    skipped: str | None = None
 
     def evaluation(self) -> dict[str, float]:
         """The losses of an evaluation by name; {} when none was due."""
@@ -110,6 +112,8 @@ class Engine:
         """called before a step changes anything in ``state``: until then whoever copies it has time"""
         self.data_seconds = 0.0
         """How long the last step fetched its samples."""
+        self.judge: Callable[[int, float, float], str | None] = _judge_finite
+        """called with step, loss and gradient norm before the update: says why there must be none, or None"""
         self.evaluation_seconds = 0.0
         """How long the evaluation of the last step took; 0 when none was due."""
         self._job = job
@@ -174,11 +178,11 @@ class Engine:
     def train_step(self, step: int) -> StepMetrics:
         """Run update number ``step`` (1-based) on its samples, and an evaluation where one is due.
 
-        A step that is not finite changes nothing, anywhere.
+        A step that ``judge`` finds bad changes nothing, anywhere.
         """
         metrics = self.update(step, self.compute_gradients(step))
         started = time.perf_counter()
-        due = is_due(self._job, step) and math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)
+        due = is_due(self._job, step)
         metrics = self._with_evaluation(metrics) if due else metrics
         self.evaluation_seconds = time.perf_counter() - started if due else 0.0
         return metrics
@@ -196,18 +200,19 @@ class Engine:
         return StepGradients(loss, norm, self._loss.valid_tokens, gradients)
 
     def update(self, step: int, gradients: StepGradients) -> StepMetrics:
-        """Update number ``step`` with ``gradients``, clipped; none if they are not finite."""
+        """Update number ``step`` with ``gradients``, clipped; none if ``judge`` finds it bad."""
         optimizer, schedule = self._job.optimizer, self._job.schedule
         rate = learning_rate(step, optimizer=optimizer, schedule=schedule, steps=self._job.training.steps)
-        self.before_update()
         # Loss and norm are sums over all ranks: every rank takes the same decision here.
-        if math.isfinite(gradients.loss) and math.isfinite(gradients.norm):
+        bad = self.judge(step, gradients.loss, gradients.norm)
+        self.before_update()
+        if bad is None:
             scale = clipping(gradients.norm, optimizer.clip_norm)
             self._optimizer.step(gradients.shards, step=step, lr=rate, scale=scale)
             if self._average is not None:
                 self._average.update()
             self.publish()
-        return StepMetrics(step, gradients.loss, gradients.norm, rate, gradients.valid_tokens)
+        return StepMetrics(step, gradients.loss, gradients.norm, rate, gradients.valid_tokens, skipped=bad)
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -351,6 +356,10 @@ class Engine:
         """Beat when the gradient of the block's output arrives (a module hook would turn the output into a view)."""
         if output.requires_grad:
             output.register_hook(lambda gradient: self.on_progress())  # type: ignore[no-untyped-call]
+
+
+def _judge_finite(step: int, loss: float, norm: float) -> str | None:
+    return None if math.isfinite(loss) and math.isfinite(norm) else f"loss is {loss}, grad_norm is {norm}"
 
 
 def _device(kind: str) -> torch.device:

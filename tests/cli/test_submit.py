@@ -82,7 +82,7 @@ def test_job_script_fails(cluster: LocalCluster, folder: Path) -> None:
     wrong = ("optimizer.learning_rate=1e30", "optimizer.weight_decay=0", "schedule.warmup_steps=0")
     sent = pretrain(cluster, folder, "name=failing", "hosts.max=1", *wrong)
     assert sent.returncode != 0
-    assert "NonFiniteLoss" in sent.stdout
+    assert "failure.max_bad_steps=3" in sent.stdout
     status = ray_job(cluster, folder, "status", submission(sent.stdout))
     assert " failed" in status.stdout
 

@@ -168,7 +168,7 @@ def test_failing_job(folder: Path) -> None:
     wrong = ("optimizer.learning_rate=1e30", "optimizer.weight_decay=0", "schedule.warmup_steps=0")
     with training(folder, "cli-failing", "name=cli-failing", "hosts.max=1", *wrong) as train:
         assert train.end() == 1
-        assert "NonFiniteLoss: step " in train.text()
+        assert "failure.max_bad_steps=3" in train.text()
         assert "cli-failing: failed at step " in train.text()
 
 

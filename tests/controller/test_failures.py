@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from elastic_train.controller.coordinator import Coordinator
+from elastic_train.data.batches import StepBatches
+from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.order import SampleOrder
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob, alive
 
@@ -75,7 +80,7 @@ def test_trainer_killed_when_only_the_news_of_the_last_step_is_missing(
 
 
 def test_killed_host_is_left_out(corpus: Path, reference: Lines, tmp_path: Path) -> None:  # OP-09
-    with LocalJob(make_job(corpus, tmp_path, "host", "parallel.pp=1")) as run:
+    with LocalJob(make_job(corpus, tmp_path, "host", "parallel.pp=1", "failure.max_errors=1")) as run:  # FA-02 (a)
         run.start_hosts("aabb")
         before = run.wait_step(5)
         run.kill_host("b3")
@@ -111,33 +116,38 @@ def test_killed_node_is_replaced_when_it_comes_back(corpus: Path, reference: Lin
         assert generations[2]["restored_bytes"]["remote"] > 0
 
 
-def test_stopped_trainer_is_a_hang(corpus: Path, reference: Lines, tmp_path: Path) -> None:
-    with LocalJob(make_job(corpus, tmp_path, "hang", "failure.hang_seconds=2", "hosts.max=2")) as run:
+def test_a_job_whose_every_step_is_bad_ends(corpus: Path, tmp_path: Path) -> None:  # NU-06
+    huge = ("optimizer={learning_rate: 1e30, weight_decay: 0}", "schedule.warmup_steps=0")
+    with LocalJob(make_job(corpus, tmp_path, "nan", *huge, "hosts.max=2")) as run:
         run.start_hosts("ab")
-        run.wait_step(5)
-        os.kill(run.trainer_pids()[0], signal.SIGSTOP)
-        assert run.finish()["state"] == "finished"
-        assert_same_curve(run.lines("steps"), reference)
-        assert formed(run)[-1]["cause"] == "hang"
+        status = run.finish()
+        assert status["state"] == "failed"
+        assert "4 of the last 64 steps were bad and left out" in status["message"]
+        actions = [(e["step"], e["action"]) for e in run.lines("ledger") if e["event"] == "bad_step"]
+        assert actions == [(2, "roll_back"), (2, "skip"), (3, "skip"), (4, "skip"), (5, "skip")]
 
 
-def test_error_that_comes_back_ends_the_job_with_its_traceback(corpus: Path, tmp_path: Path) -> None:  # NU-06
-    job = make_job(
-        corpus,
-        tmp_path,
-        "nan",
-        "optimizer={learning_rate: 1e30, weight_decay: 0}",
-        "schedule.warmup_steps=0",
-        "hosts.max=2",
-    )
+def test_row_that_cannot_be_used_ends_the_job_with_rank_step_and_traceback(
+    corpus: Path, reference: Lines, tmp_path: Path
+) -> None:  # FA-02 (b), FA-08
+    shutil.copytree(corpus, tmp_path / "data")
+    job = make_job(tmp_path / "data", tmp_path, "row", "hosts.max=2", "parallel.pp=1")
+    dataset = TokenDataset.open(job.data.uri, job.data.sequence_length, job.storage)
+    batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
+    row = batches.slot(6, 5)[0][0].astype(np.uint16).tobytes()  # of rank 1 of 2
+    (shard,) = [file for file in dataset.files if row in file.read_bytes()]
+    content = shard.read_bytes()
+    assert content.count(row) == 1
+    shard.write_bytes(content.replace(row, row[:10] + b"\xff\xff" + row[12:]))
     with LocalJob(job) as run:
         run.start_hosts("ab")
         status = run.finish()
         assert status["state"] == "failed"
-        assert "NonFiniteLoss" in status["message"]
-        assert "3 times in a row" in status["message"]
-        assert "NonFiniteLoss" in status["traceback"]
-        assert len([e for e in run.lines("ledger") if e["event"] == "trouble"]) == 3
+        assert "rank 1, step 6" in status["message"] and "3 times in a row" in status["message"]
+        assert "has the token 65535" in status["message"]
+        assert "DataError" in status["traceback"]
+        assert_same_curve(run.lines("steps"), reference[:5])
+        assert [e["cause"] for e in run.lines("ledger") if e["event"] == "trouble"] == ["exception"] * 3
 
 
 def test_fewer_hosts_than_the_job_needs_wait_for_more(corpus: Path, reference: Lines, tmp_path: Path) -> None:

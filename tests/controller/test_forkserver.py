@@ -36,6 +36,8 @@ def assignment(folder: Path, store: tuple[str, int], rank: int = 0, **changes: A
         "store": list(store),
         "start_step": 0,
         "restore": {"step": 0, "images": [], "memory": False, "whole": False, "checkpoint": None},
+        "history": {"losses": [], "norms": []},
+        "no_retry": [],
         "outage_seconds": 0.0,
         "job": make_job(folder / "no data", folder, "job").as_dict(),
         "control": str(folder / f"control-{rank}"),

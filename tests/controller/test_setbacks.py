@@ -7,7 +7,7 @@ import pytest
 from elastic_train.config.layout import Layout
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.members import Generation, HostRecord, Trouble
-from elastic_train.controller.setbacks import Pause, Setbacks
+from elastic_train.controller.setbacks import Pause, Setbacks, how_it_ended
 from tests.controller.records import hosts
 
 
@@ -35,12 +35,44 @@ def test_pauses_grow_up_to_a_limit() -> None:
 
 def test_only_exceptions_count_and_a_finished_step_forgives_them(ledger: Ledger) -> None:
     setbacks = Setbacks(2, ledger.record)
-    for kind in ("unreadable", "storage", "no_room", "peer", "host_lost", "damaged"):
+    for kind in (
+        "unreadable",
+        "storage",
+        "no_room",
+        "peer",
+        "host_lost",
+        "damaged",
+        "trainer_killed",
+        "trainer_exited",
+    ):
         assert setbacks.reason_to_end(Trouble(kind, "")) is None
     assert setbacks.reason_to_end(Trouble("exception", "x")) is None
     setbacks.step_finished()
     assert setbacks.reason_to_end(Trouble("exception", "x")) is None
     assert setbacks.reason_to_end(Trouble("exception", "y")) == "y (2 times in a row)"
+    setbacks.step_finished()
+    assert setbacks.reason_to_end(Trouble("out_of_memory", "x")) is None
+    assert setbacks.reason_to_end(Trouble("trainer_crashed", "y")) == "y (2 times in a row)"
+
+
+def test_what_ends_ends_at_once(ledger: Ledger) -> None:
+    assert Setbacks(5, ledger.record).reason_to_end(Trouble("bad_step", "x", ends=True)) == "x"
+
+
+@pytest.mark.parametrize(
+    ("cause", "memory", "kind"),
+    [
+        ("SIGKILL", None, "trainer_killed"),
+        ("SIGKILL", "killed by the kernel", "out_of_memory"),
+        ("SIGSEGV", None, "trainer_crashed"),
+        ("exit code 1", None, "trainer_exited"),
+    ],
+)
+def test_how_a_trainer_ended(cause: str, memory: str | None, kind: str) -> None:
+    (host,) = hosts("a")
+    trouble = how_it_ended(host, {"rank": 3, "cause": cause, "out_of_memory": memory})
+    assert trouble.kind == kind
+    assert trouble.detail == f"rank 3 on {host.label} ended: {cause}" + (f", {memory}" if memory else "")
 
 
 def test_storage_is_asked_ever_more_rarely_until_a_step_is_finished(ledger: Ledger) -> None:

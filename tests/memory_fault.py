@@ -1,0 +1,84 @@
+"""A fault of memory, made from outside: a weight of a running trainer becomes NaN. Linux, needs ptrace rights."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import struct
+import time
+from pathlib import Path
+
+from elastic_train.checkpoint.description import Description
+from elastic_train.checkpoint.errors import ImageError
+from elastic_train.checkpoint.image import Image, State, description_path
+from elastic_train.controller.control_block import ControlBlock
+
+_NAN = struct.pack("<f", float("nan"))
+_PATTERN_BYTES = 64
+
+
+def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: int) -> None:
+    """Write NaN over all copies of the first weight of ``tensor`` in the memory of the trainer ``pid``.
+
+    It happens in the first half of a step, when the snapshot of the step before is whole: where its bytes are still
+    those in memory.
+    """
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            if _in_first_half(pool, rank, beats_per_step) and _overwrite(pid, _newest(pool, rank, tensor)):
+                return
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.003)
+    raise AssertionError(f"found no moment in which {tensor} of rank {rank} could be broken")
+
+
+def _in_first_half(pool: Path, rank: int, beats_per_step: int) -> bool:
+    (path,) = pool.glob(f"g*-r{rank}.control")
+    control = ControlBlock(str(path))
+    beats = control.beats - beats_per_step * (control.started_step - 1)
+    control.close()
+    return 0 < beats < beats_per_step // 2
+
+
+def _newest(pool: Path, rank: int, tensor: str) -> bytes:
+    """The first bytes of the rank's part of ``tensor`` in its newest image that is whole."""
+    found: list[tuple[int, bytes]] = []
+    for path in pool.glob(f"g*-r{rank:05d}-b*.img"):
+        try:
+            image = Image.open(path)
+        except ImageError:
+            continue
+        if image.state == State.WHOLE:
+            description = Description.from_json(description_path(path).read_text())
+            (chunk,) = [chunk for chunk in description.chunks if chunk.key == tensor]
+            found.append((image.step, bytes(image.data[chunk.byte_offset : chunk.byte_offset + _PATTERN_BYTES])))
+        image.close()
+    return max(found)[1] if found else b""
+
+
+def _overwrite(pid: int, pattern: bytes) -> bool:
+    places = _places(pid, pattern) if pattern else []
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for place in places:
+            memory.seek(place)
+            memory.write(_NAN)
+    return bool(places)
+
+
+def _places(pid: int, pattern: bytes) -> list[int]:
+    """Where ``pattern`` is in the private writable memory of ``pid``."""
+    places = []
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            region = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0\s*(\[heap\])?$", line)
+            if region is None:
+                continue
+            begin, end = int(region[1], 16), int(region[2], 16)
+            memory.seek(begin)
+            data = memory.read(end - begin)
+            places += [begin + found.start() for found in re.finditer(re.escape(pattern), data)]
+    return places
