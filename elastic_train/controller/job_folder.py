@@ -123,6 +123,15 @@ class JobFolder:
         """The highest generation number ever used by this job, 0 for a new job."""
         return max((line.get("generation", 0) for line in read_json_lines(self.store, "journal.jsonl")), default=0)
 
+    def decisions(self) -> list[dict[str, Any]]:
+        """The journal so far."""
+        return read_json_lines(self.store, "journal.jsonl")
+
+    def last_step(self) -> dict[str, Any]:
+        """The last line of ``steps.jsonl``, {} when there is none."""
+        lines = read_json_lines(self.store, "steps.jsonl")
+        return lines[-1] if lines else {}
+
     def mlflow_run_id(self) -> str | None:
         """The MLflow run of the earlier submissions."""
         lines = read_json_lines(self.store, "journal.jsonl")
