@@ -122,6 +122,9 @@ class FailureConfig(Section):
         default=10.0,
         description="a host not heard of for this long is lost; its trainer is killed three heartbeats earlier",
     )
+    coordinator_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=60.0, description="so long the trainers go on without a coordinator that has died; 0: they end with it"
+    )
     max_errors: Annotated[int, Field(ge=1)] = Field(
         default=3,
         description="exceptions, crashes and out-of-memory kills of trainers in a row without a finished step before "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
-_FIELDS = ("finished_step", "next_buffer", "started_step", "beats")
+_FIELDS = ("finished_step", "next_buffer", "started_step", "beats", "held_step")
 _SIZE = 4096
 _LINE = 8
 """Integers per cache line: each field has one of its own."""
@@ -18,6 +18,7 @@ class ControlBlock:
         ``next_buffer``: the image buffer that the trainer's next snapshot goes to.
         ``finished_step``: the newest step that is whole on all ranks and partners. Set after ``next_buffer``, so that a
         trainer that sees the step also sees the buffer.
+        ``held_step``: the same of this rank's own image only, told while there is no coordinator to tell of all.
     Written by the trainer:
         ``started_step``: the step it is in. ``beats``: blocks begun, forward and backward (a standing count is a hang).
     """
@@ -45,6 +46,10 @@ class ControlBlock:
         return self._get("finished_step")
 
     @property
+    def held_step(self) -> int:
+        return self._get("held_step")
+
+    @property
     def next_buffer(self) -> int:
         return self._get("next_buffer")
 
@@ -60,6 +65,11 @@ class ControlBlock:
         """Host: the trainer may now write the snapshot after ``finished_step`` into ``next_buffer``."""
         self._set("next_buffer", next_buffer)
         self._set("finished_step", finished_step)
+
+    def lend(self, held_step: int, next_buffer: int) -> None:
+        """Host without a coordinator: as ``allow``, once the other ranks' hosts have come as far."""
+        self._set("next_buffer", next_buffer)
+        self._set("held_step", held_step)
 
     def start(self, step: int) -> None:
         """Trainer: step ``step`` begins."""

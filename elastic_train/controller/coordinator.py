@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -37,6 +37,7 @@ from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.replanning import Replanning
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.resumption import OpenedData, begin_from_source, open_data
+from elastic_train.controller.returning import PastRun, Stories, Survey, Verdict
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks, how_it_ended
 from elastic_train.controller.step_log import StepLog
@@ -68,6 +69,7 @@ class State(StrEnum):
     """Where the job is."""
 
     STARTING = "starting"  # hosts are coming
+    RETURNING = "returning"  # the coordinator had died and hears what the hosts have done meanwhile
     WAITING = "waiting"  # fewer hosts than the job needs
     FORMING = "forming"  # a generation has been assigned and has not finished a step yet
     RUNNING = "running"
@@ -89,16 +91,18 @@ class Coordinator:
         address: IP to listen on.
         token: secret that hosts show.
         on_event: called with each line of the ledger and, as ``{"event": "step", ...}``, of the steps.
+        run_id: a coordinator of the same run takes the place of one that has died, and goes on with what its hosts do.
+        port: to listen on; 0: any.
     """
 
-    def __init__(self, job: Job, address: str, token: str, on_event: Listener) -> None:
+    def __init__(self, job: Job, address: str, token: str, on_event: Listener, run_id: str = "", port: int = 0) -> None:
         self.job = job
         self.state = State.STARTING
         self.message = ""
         self.ended = asyncio.Event()
         self.generation: Generation | None = None
         self.traceback: str | None = None
-        self._address = address
+        self._address, self._port, self._run_id = address, port, run_id
         self.on_opened: Callable[[JobFolder], None] = lambda folder: None
         """called on the event loop once the job folder is open, before anything is recorded"""
         self._on_event = on_event
@@ -129,6 +133,9 @@ class Coordinator:
         self.time = TimeAccount()
         self._accounted = time.monotonic()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stories: Stories | None = None
+        """while returning: what the hosts tell"""
+        self._survey: Survey | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -149,19 +156,27 @@ class Coordinator:
         for result in await asyncio.gather(opened, self._rendezvous.start(), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result  # only now that neither is under way any more: ``close`` may follow
-        address = await self._server.start(self._address)
+        address = await self._server.start(self._address, self._port)
+        if self._stories is not None:
+            self._stories.listen(time.monotonic())
         self._spawn(self._watch())
         self._spawn(self._saving.watch_claim())
-        if self.log.finished_step >= self.job.training.steps:
+        if self._stories is None and self.log.finished_step >= self.job.training.steps:
             self._end(State.FINISHED, f"step {self.log.finished_step} was already reached")
         return address
 
     def _open_job(self, data: OpenedData) -> None:
+        past = PastRun.read(self._folder.decisions(), self._run_id) if self._run_id else None
         step = self._saving.open()
         resumes = self._checkpointer.committed is not None
         self._generation_count = self._folder.last_generation()
         if not resumes:
             begin_from_source(self.job, data, self._folder.store)
+        if past is not None:
+            self._come_back(past)
+            return
+        self._decide(run=self._run_id)
+        self._folder.journal.flush()
         dropped = self.log.open(step)
         self.time.resumed(step, dropped)
         if dropped or resumes:
@@ -173,7 +188,10 @@ class Coordinator:
         if self.state.ended or self.state == State.FINISHING:
             return
         self._record("stop_requested", reason=reason)
-        self._finish(State.KILLED, reason)
+        if self._stories is not None:
+            self._stories.past.finishing = State.KILLED, reason  # as soon as it is known what there is to save
+        else:
+            self._finish(State.KILLED, reason)
 
     def note_chaos(self, note: dict[str, Any]) -> None:
         """What follows was caused on purpose."""
@@ -190,6 +208,7 @@ class Coordinator:
     def _finish(self, state: State, reason: str) -> None:
         self.state = State.FINISHING
         self.time.finishing()
+        self._decide(finishing=state.value, reason=reason)
         self._cancel_plan()
         self.members.tell({"type": "release"})
         self._spawn(self._finish_later(state, reason))
@@ -226,6 +245,8 @@ class Coordinator:
         """After the end: wait for nothing, leave nothing behind."""
         for task in list(self._tasks):
             task.cancel()
+        if not self.state.ended:
+            self.members.tell({"type": "stop", "reason": "the coordinator is gone"})
         self._server.close()
         self.members.close()
         await self._rendezvous.close()
@@ -246,6 +267,12 @@ class Coordinator:
             if not self.state.ended:
                 self._end(State.FAILED, f"error in the coordinator: {type(error).__name__}: {error}")
 
+    def _decide(self, **decision: Any) -> None:
+        """Journal it, with the right by which it is made: what a superseded coordinator decides is nothing."""
+        claim = self._checkpointer.claim
+        assert claim is not None
+        self._folder.decide(claim=claim.number, **decision)
+
     def _record(self, event: str, **fields: Any) -> None:
         self._on_event(self._folder.record(event, **fields))
 
@@ -258,13 +285,19 @@ class Coordinator:
     # -- hosts ---------------------------------------------------------------------------------------------------
 
     def _join(self, connection: Connection, message: Message) -> HostRecord:
-        host = self.members.join(connection, message)
-        self.time.joined(host.number)
+        number = message.get("host") if self._stories is not None else None
+        host = self.members.join(connection, message, number)
+        self.time.joined(host.number, back=number is not None)
         self._copies.joined(host.node)
         self._preemption.joined(host)
-        for image in message["images"]:
-            self._inventory.add(image["generation"], image["rank"], image["step"], host.node, image["image"])
-        connection.send({"type": "welcome", "job_folder": self._folder.store.uri})
+        if self._stories is not None:
+            self._stories.join(message)
+        else:
+            for image in message["images"]:
+                self._inventory.add(image["generation"], image["rank"], image["step"], host.node, image["image"])
+        connection.send({"type": "welcome", "job_folder": self._folder.store.uri, "host": host.number})
+        if self._survey is not None:
+            self._survey.ask(host)
         if self.state.ended:
             connection.send({"type": "stop", "reason": self.state.value})
         return host
@@ -272,6 +305,10 @@ class Coordinator:
     def _lose(self, host: HostRecord) -> None:
         self.members.leave(host)
         self._checkpointer.host_lost(host)
+        if self._stories is not None:
+            self._stories.lose(host)
+        if self._survey is not None:
+            self._survey.lose(host)
         if self.state.ended:
             return
         self._growth.host_lost()
@@ -293,10 +330,14 @@ class Coordinator:
             self.time.ready(host.number)
         elif kind == "uploaded":
             self._checkpointer.uploaded(host, message)
-        elif kind == "held":
-            self._on_held(message)
         elif kind == "preemption_notice":
             self.drain(host.node, message["deadline_seconds"], message["reason"])
+        elif self._stories is not None:
+            self._on_story(self._stories, host, message)
+        elif kind == "held":
+            self._on_held(message)
+        elif kind == "story":  # of a host that was cut off, and what it belonged to is over
+            host.connection.send({"type": "release"})
         elif self.generation is not None and message.get("generation") == self.generation.number:
             self._on_trainer(host, self.generation, message)
         # Everything else is the echo of a generation that is over.
@@ -315,6 +356,7 @@ class Coordinator:
         while not self.state.ended:
             self.members.cut_silent(asyncio.get_running_loop().time(), self.job.failure.lease_seconds)
             self._watch_hang()
+            self._watch_return()
             self._watch_newcomers()
             self._watch_copies()
             self._watch_leaving()
@@ -350,12 +392,15 @@ class Coordinator:
         generation = self.generation
         if generation is None or self.state not in (State.FORMING, State.RUNNING):
             return
-        partners = self._copies.choose(generation.members)
-        for rank, member in enumerate(generation.members):
-            if partners[rank] != generation.partners[rank]:
-                generation.partners[rank] = partners[rank]
-                told = [partner.as_partner() for partner in partners[rank]]
-                member.connection.send({"type": "partners", "generation": generation.number, "partners": told})
+        before, generation.partners = generation.partners, self._copies.choose(generation.members)
+        changed = [rank for rank, partners in enumerate(generation.partners) if partners != before[rank]]
+        self._tell_partners(generation, changed)
+
+    def _tell_partners(self, generation: Generation, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            told = [partner.as_partner() for partner in generation.partners[rank]]
+            message = {"type": "partners", "generation": generation.number, "partners": told}
+            generation.members[rank].connection.send(message)
 
     # -- nodes that are taken away -------------------------------------------------------------------------------
 
@@ -385,6 +430,8 @@ class Coordinator:
         """Whether a host that leaves computes, or may have on its node what is nowhere else yet."""
         if self._checkpointer.running is not None or self.state == State.FINISHING:
             return True
+        if self._stories is not None:
+            return True  # it is not known yet
         if self.generation is None:
             return self._parting
         return self.generation.has(host) or self.generation.first_step_at is None
@@ -408,6 +455,93 @@ class Coordinator:
         assert self.generation is not None
         waited = time.time() - (host.ready_since or 0.0)
         return self.generation.has(host) or waited >= self.job.hosts.settle_seconds
+
+    # -- coming back ---------------------------------------------------------------------------------------------
+
+    def _come_back(self, past: PastRun) -> None:
+        """This run has had a coordinator before: its hosts know what has been done since that died."""
+        self.log.go_on()
+        self.time.resumed(self.log.finished_step, 0)
+        self.time.returned(self._folder.last_account())
+        past.replay(self._inventory)
+        self._layouts = {decision.generation: decision.layout for decision in past.decisions}
+        self._stories = Stories(past, self.job.failure.lease_seconds)
+        self.state = State.RETURNING
+        self._decide(returned=True)
+        self._record("coordinator_returned", step=self.log.finished_step, generation=self._generation_count)
+
+    def _on_story(self, stories: Stories, host: HostRecord, message: Message) -> None:
+        if message["type"] != "surveyed":
+            stories.tell(host, message)
+        elif self._survey is not None:
+            self._survey.tell(host, message)
+        self._watch_return()
+
+    def _watch_return(self) -> None:
+        stories, now = self._stories, time.monotonic()
+        if stories is None:
+            return
+        if self._survey is not None:
+            if self._survey.over(now):
+                self._go_on_from_memory(stories, self._survey)
+        elif (verdict := stories.verdict(now, self.log.finished_step)) is Verdict.ADOPT:
+            self._adopt(stories)
+        elif verdict is Verdict.REPLACE:
+            self._survey = Survey(now)
+            for host in self.members.hosts.values():
+                self._survey.ask(host)
+
+    def _know(self, stories: Stories) -> Generation | None:
+        """The generation that the hosts have told of, with the steps of it that are not logged yet."""
+        self._stories = self._survey = None
+        if (newest := stories.decision) is not None and newest.generation > self._generation_count:
+            self._inventory.open_generation(newest.generation, newest.layout.world_size)
+            self._layouts[newest.generation] = newest.layout
+            self._generation_count = newest.generation
+        return stories.rebuilt(self.log.finished_step)
+
+    def _adopt(self, stories: Stories) -> None:
+        """All trainers step on: nothing but what they have done meanwhile has to be written down."""
+        generation, before = self._know(stories), self.log.finished_step
+        assert generation is not None and stories.decision is not None
+        self.generation = generation
+        number, generation.partners = generation.number, self._copies.choose(generation.members)
+        stories.describe(number, self._inventory)
+        self.log.catch_up(generation, stories.finished_step)
+        self.time.adopted((member.number for member in generation.members), self.log.finished_step)
+        self._saving.returned(self.log.finished_step)
+        self._growth.formed(stories.decision.choice)
+        self.state = State.FORMING
+        if self.log.last_line.get("generation") == number:
+            self.state, generation.first_step_at = State.RUNNING, generation.formed
+        self._record(
+            "generation_adopted", generation=number, step=self.log.finished_step, steps=self.log.finished_step - before
+        )
+        self._tell_partners(generation, range(len(generation.members)))
+        self.members.tell(self._news("adopted", number))
+        for step in sorted(generation.stepped):
+            self._finish_if_whole(number, step)
+        for host, message in stories.later:
+            self._handle(host, message)
+        if self.log.finished_step >= self.job.training.steps and self.state in (State.FORMING, State.RUNNING):
+            self._finish(State.FINISHED, f"all {self.log.finished_step} steps are done")
+
+    def _go_on_from_memory(self, stories: Stories, survey: Survey) -> None:
+        """Form a generation from the images there are, or end as it had been decided."""
+        self.generation = self._know(stories)
+        survey.fill(self._inventory)
+        self._inventory.give_up_after(stories.first_unknown(self.log.finished_step) - 1)
+        newest, committed = self._inventory.newest_complete(self.members.nodes()), self._checkpointer.committed
+        reached = max(newest.step if newest else 0, committed.step if committed else 0)
+        if (finishing := stories.past.finishing) is not None:
+            state, reason = State(finishing[0]), finishing[1]
+            if state != State.FINISHED or reached >= self.log.finished_step:
+                self._finish(state, reason)
+                return
+        cause = stories.cause()
+        if not stories.past.waiting:
+            self._record("trouble", generation=self._generation_count, cause=cause.kind, detail=cause.detail)
+        self._form(cause)
 
     # -- trainers ------------------------------------------------------------------------------------------------
 
@@ -502,7 +636,16 @@ class Coordinator:
             self._form(due)
         else:
             for member in generation.members:
-                member.connection.send({"type": "finished", "generation": generation.number, "step": step})
+                member.connection.send(self._news("finished", generation.number))
+
+    def _news(self, kind: str, generation: int) -> Message:
+        """How far the job is, for the hosts."""
+        return {
+            "type": kind,
+            "generation": generation,
+            "step": self.log.finished_step,
+            "stored": self.log.stored_step,
+        }
 
     def _on_first_step(self, generation: Generation) -> None:
         generation.first_step_at = time.time()
@@ -635,7 +778,14 @@ class Coordinator:
         nodes_wanted = 1 + self.job.snapshot.partners
         members = order_members(self._stragglers.candidates(layout), layout.world_size, layout.tp, nodes_wanted)
         partners = self._copies.choose(members)
-        self._folder.decide(generation=number, layout=layout.as_dict(), step=restore.step, cause=cause.kind)
+        self._decide(
+            generation=number,
+            layout=layout.as_dict(),
+            step=restore.step,
+            cause=cause.kind,
+            reason=choice.reason,
+            cost=choice.cost,
+        )
         self.generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
         self.time.formed((member.number for member in members), restore.step, starts=cause.kind == "start")
         self.generation.restore = restore
@@ -654,6 +804,7 @@ class Coordinator:
         self.state = State.WAITING
         self.time.waiting()
         self._inventory.give_up_after(self.log.finished_step)
+        self._decide(waiting_after=self.log.finished_step)
         self._record("waiting", cause=cause.kind, detail=cause.detail, reason=self.message)
         self.members.tell({"type": "release"})
         self._save_before_parting()

@@ -28,6 +28,7 @@ class TrainerProcess:
         self.rank = rank
         self.control = control
         self.pid: int | None = None
+        self.ended = asyncio.Event()
         self._pidfd: int | None = None
         self._killed = False
         self._channel: Connection | None = None
@@ -161,6 +162,7 @@ class ForkServerClient:
                 self._on_message(trainer, {"type": "forked", "pid": event["pid"]})
             elif event["type"] == "exited" and (ended := self._trainers.pop(event["pid"], None)) is not None:
                 ended.release()
+                ended.ended.set()
                 self._on_end(ended, event["code"])
         self._closed.set()
 

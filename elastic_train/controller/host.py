@@ -1,8 +1,9 @@
 """A host: the long-lived process that owns one seat. It forks trainers and moves their snapshots, it never computes.
 
-It imports neither torch nor mlflow. Its whole life is one connection to the coordinator: what arrives there is obeyed
-in order, and when the connection ends or falls silent the host kills its trainer before the others go on without it
-(``lease``).
+It imports neither torch nor mlflow. What arrives over its connection to the coordinator is obeyed in order. When the
+connection falls silent the host kills its trainer before the others go on without it (``lease``). When it ends the
+coordinator has died: the trainer steps on as long as the others' hosts let theirs, and the coordinator that comes back
+is told of it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from elastic_train.checkpoint.errors import CheckpointError, NoRoom
 from elastic_train.checkpoint.image import Image, adoptable, image_name, remove_older
 from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.job import Job
+from elastic_train.controller.coordinator_link import Address, CoordinatorLink
 from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
 from elastic_train.controller.lease import Lease
 from elastic_train.controller.memory_limit import MemoryCgroup, MemoryWatch
@@ -32,7 +34,8 @@ from elastic_train.controller.partners import PartnerLink
 from elastic_train.controller.pool import Pool, machine_wide
 from elastic_train.controller.process_control import process_state
 from elastic_train.controller.spot_notice import AWS_ENDPOINT, SpotNotice
-from elastic_train.controller.wire import LINE_LIMIT, Connection, Message
+from elastic_train.controller.story import Story
+from elastic_train.controller.wire import Connection, Message
 from elastic_train.storage import outage
 from elastic_train.storage.store import Store
 
@@ -61,9 +64,13 @@ def interface_of(address: str) -> str | None:
 
 
 class Host:
-    """One host of one job. ``run`` returns the reason of the end."""
+    """One host of one job. ``run`` returns the reason of the end.
 
-    def __init__(self, settings: HostSettings) -> None:
+    Args:
+        find_coordinator: where the coordinator is that has come back; asked in a thread. Default: where it was.
+    """
+
+    def __init__(self, settings: HostSettings, find_coordinator: Callable[[], Address | None] | None = None) -> None:
         self._settings = settings
         self._job = Job.model_validate(settings.job, strict=False)
         self._pool = Pool(self._job.snapshot.directory, machine_wide(self._job), settings.run_id, settings.node_id)
@@ -80,7 +87,16 @@ class Host:
         self._ending = asyncio.Event()
         self._reason = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        patience = self._job.failure.coordinator_seconds
+        self._link = CoordinatorLink(settings.coordinator, find_coordinator or (lambda: settings.coordinator), patience)
         self._coordinator: Connection | None = None
+        self._number: int | None = None
+        """as the coordinator calls this host"""
+        self._ready_seconds: float | None = None
+        """what the forkserver's imports took, once it is ready"""
+        self._story = Story()
+        self._alone = False
+        """Without a coordinator that knows the running generation: the ranks' hosts say what is finished."""
         self._job_folder = ""
 
     async def run(self) -> str:
@@ -89,11 +105,10 @@ class Host:
         server.start()
         try:
             await self._forkserver.start(self._on_trainer_message, self._on_trainer_end)
-            reader, writer = await asyncio.open_connection(*self._settings.coordinator, limit=LINE_LIMIT)
-            self._coordinator = Connection(reader, writer)
+            self._coordinator = await self._link.connect()
             self._lease = Lease(self._job.failure, asyncio.get_running_loop().time())
-            self._join(server.address)
-            self._spawn(self._obey())
+            self._join()
+            self._spawn(self._serve())
             self._spawn(self._heartbeat())
             self._spawn(self._watch_forkserver())
             if (service := self._job.hosts.spot_notice) != "off":
@@ -137,7 +152,40 @@ class Host:
 
     # -- coordinator ---------------------------------------------------------------------------------------------
 
-    def _join(self, byte_address: tuple[str, int]) -> None:
+    async def _serve(self) -> None:
+        """Obey the coordinator, and after its death the one that comes back."""
+        while True:
+            await self._obey()
+            if self._ending.is_set():
+                return
+            connection = None
+            if self._number is not None:  # else it was never ours: it did not take us
+                self._go_on_alone()
+                connection = await self._link.connect_again()
+            if connection is None:
+                self._end("the coordinator is gone")
+                return
+            self._lease.answered(asyncio.get_running_loop().time())
+            self._coordinator = connection
+            self._join()
+
+    def _go_on_alone(self) -> None:
+        assert self._coordinator is not None
+        self._coordinator.close()
+        self._alone = True
+        self._lend()
+
+    def _lend(self) -> None:
+        """Let the trainer come to the agreement on the newest step that is whole as far as this host knows."""
+        step = self._story.held_step
+        if self._trainer is not None and not self._has_gone_on_from(step):
+            self._trainer.control.lend(step, self._free_buffer(step))
+
+    def _has_gone_on_from(self, step: int) -> bool:
+        """The trainer has written a later snapshot, so it knows that ``step`` is finished."""
+        return any(written > step for written in self._buffers)
+
+    def _join(self) -> None:
         settings = self._settings
         self._tell(
             {
@@ -146,14 +194,19 @@ class Host:
                 "pid": os.getpid(),
                 "node": settings.node_id,
                 "address": settings.node_address,
-                "bytes": list(byte_address),
+                "bytes": list(self._byte_server.address),
                 "pool": str(self._pool.path),
+                "host": self._number,
                 "images": [
                     {"generation": found.generation, "rank": found.rank, "step": found.step, "image": found.path.name}
                     for found in adoptable(self._pool.path)
                 ],
             }
         )
+        if self._alone:
+            self._tell(self._story.as_message())
+        if self._ready_seconds is not None:
+            self._tell({"type": "ready", "preload_seconds": self._ready_seconds})
 
     async def _obey(self) -> None:
         assert self._coordinator is not None
@@ -167,6 +220,8 @@ class Host:
             "upload": self._do_upload,
             "partners": self._do_partners,
             "directions": self._do_directions,
+            "adopted": self._do_adopted,
+            "survey": self._do_survey,
             "outage": lambda message: outage.begin(message["seconds"]),
         }
         while (message := await self._coordinator.receive()) is not None:
@@ -174,11 +229,11 @@ class Host:
                 self._end(str(message["reason"]))
                 return
             orders[message["type"]](message)
-        self._end("the coordinator is gone")
 
     async def _heartbeat(self) -> None:
         loop, seconds = asyncio.get_running_loop(), self._job.failure.heartbeat_seconds
-        while self._lease.left(loop.time()) > 0:
+        assert self._coordinator is not None
+        while self._coordinator.closed or self._lease.left(loop.time()) > 0:
             trainer = self._trainer
             self._tell(
                 {
@@ -190,13 +245,14 @@ class Host:
                     "process": process_state(trainer.pid) if trainer and trainer.pid else "",
                 }
             )
-            await asyncio.sleep(min(seconds, max(0.0, self._lease.left(loop.time()))))
+            left = self._lease.left(loop.time())
+            await asyncio.sleep(seconds if self._coordinator.closed else min(seconds, max(0.0, left)))
         self._kill_trainer()
         self._end(f"the lease ran out: no heartbeat was answered for {self._lease.seconds:.1f} s")
 
     async def _watch_forkserver(self) -> None:
-        seconds = await self._forkserver.wait_ready()
-        self._tell({"type": "ready", "preload_seconds": seconds})
+        self._ready_seconds = await self._forkserver.wait_ready()
+        self._tell({"type": "ready", "preload_seconds": self._ready_seconds})
         await self._forkserver.wait_closed()
         self._end("the forkserver ended")
 
@@ -205,10 +261,12 @@ class Host:
         self._tell({"type": "preemption_notice", "deadline_seconds": seconds, "reason": reason})
 
     def _do_welcome(self, message: Message) -> None:
-        self._job_folder = message["job_folder"]
+        self._job_folder, self._number = message["job_folder"], message["host"]
 
     def _do_assign(self, message: Message) -> None:
         self._kill_trainer()
+        self._alone = False
+        self._story.begin(message)
         generation, rank = message["generation"], message["rank"]
         self._assignment, self._buffers = message, {}
         self._byte_server.fence(generation, set(message["restore"]["images"]))
@@ -229,14 +287,42 @@ class Host:
     def _do_release(self, message: Message) -> None:
         """No place in the present layout, or nothing to run: wait as a warm spare."""
         self._kill_trainer()
-        self._assignment = None
+        self._assignment, self._alone = None, False
+        self._story.over()
+
+    def _do_adopted(self, message: Message) -> None:
+        """The coordinator that has come back knows all that was done without it: from now on it is its word again."""
+        self._alone = False
+        self._do_finished(message)
+
+    def _do_survey(self, message: Message) -> None:
+        """The coordinator that has come back forms a generation: whatever runs here must not change images any more."""
+        self._spawn(self._survey())
+
+    async def _survey(self) -> None:
+        trainer = self._trainer
+        self._do_release({})
+        if trainer is not None:
+            await trainer.ended.wait()
+        found = await asyncio.get_running_loop().run_in_executor(self._workers, adoptable, self._pool.path)
+        self._tell(
+            {
+                "type": "surveyed",
+                "images": [
+                    {"generation": image.generation, "rank": image.rank, "step": image.step, "image": image.path.name}
+                    | {"description": image.description.to_json()}
+                    for image in found
+                ],
+            }
+        )
 
     def _do_finished(self, message: Message) -> None:
         if self._trainer is None or message["generation"] != self._trainer.generation:
             return
         step = message["step"]
-        self._buffers = {s: b for s, b in self._buffers.items() if s >= step}
-        self._trainer.control.allow(step, self._free_buffer(step))
+        self._story.finished(step, message["stored"])
+        if not self._has_gone_on_from(step):
+            self._trainer.control.allow(step, self._free_buffer(step))
 
     def _free_buffer(self, finished: int) -> int:
         """The lowest that neither holds step ``finished`` nor is being uploaded."""
@@ -306,15 +392,25 @@ class Host:
         message |= {"generation": trainer.generation, "rank": trainer.rank}
         if message["type"] == "no_buffer":
             self._give_up_uploads(message["error"])
-            trainer.control.allow(trainer.control.finished_step, self._free_buffer(trainer.control.finished_step))
+            newest = max(trainer.control.finished_step, trainer.control.held_step)
+            trainer.control.allow(trainer.control.finished_step, self._free_buffer(newest))
         elif message["type"] == "stepped":
             assert self._assignment is not None
+            finished = message["step"] - 1
+            self._buffers = {s: b for s, b in self._buffers.items() if s >= finished}
             self._buffers[message["step"]] = message["buffer"]
             partners = self._assignment["partners"]
-            self._tell(message | {"copies": [partner["node"] for partner in partners]})
+            self._pass_on(message | {"copies": [partner["node"] for partner in partners]})
             self._copy_to(partners, message)
         else:
-            self._tell(message)
+            self._pass_on(message)
+
+    def _pass_on(self, message: Message) -> None:
+        """Tell the coordinator, now or when it is back."""
+        self._story.told(message)
+        self._tell(message)
+        if self._alone:
+            self._lend()
 
     def _on_trainer_end(self, trainer: TrainerProcess, code: int | None) -> None:
         if trainer is self._trainer:
@@ -323,7 +419,7 @@ class Host:
             name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
             told = {"generation": trainer.generation, "rank": trainer.rank, "cause": name}
             memory = self._memory.verdict() if name == "SIGKILL" else None
-            self._tell({"type": "trainer_ended", **told, "out_of_memory": memory})
+            self._pass_on({"type": "trainer_ended", **told, "out_of_memory": memory})
 
     # -- partners ------------------------------------------------------------------------------------------------
 
@@ -339,18 +435,22 @@ class Host:
         try:
             await link.send(self._pool.path / message["image"], message["step"])
         except NoRoom as error:
+            self._story.refused(message["generation"], message["step"], node)
             self._tell({"type": "copy_refused", "error": str(error), **told})
         except (OSError, CheckpointError) as error:
             self._tell({"type": "copy_failed", "error": str(error), **told})
         else:
+            self._story.held(message["generation"], message["step"], node, message["image"])
             self._tell({"type": "held", **told})
+        if self._alone:
+            self._lend()
 
 
-def run_host(settings: HostSettings) -> str:
-    """Run a host to its end in the calling thread; returns the reason it ended."""
+def run_host(settings: HostSettings, find_coordinator: Callable[[], Address | None] | None = None) -> str:
+    """Run a host (see ``Host``) to its end in the calling thread; returns the reason it ended."""
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    return asyncio.run(_run(settings))
+    return asyncio.run(_run(settings, find_coordinator))
 
 
-async def _run(settings: HostSettings) -> str:
-    return await Host(settings).run()
+async def _run(settings: HostSettings, find_coordinator: Callable[[], Address | None] | None) -> str:
+    return await Host(settings, find_coordinator).run()

@@ -123,6 +123,17 @@ class JobFolder:
         """The highest generation number ever used by this job, 0 for a new job."""
         return max((line.get("generation", 0) for line in read_json_lines(self.store, "journal.jsonl")), default=0)
 
+    def decisions(self) -> list[dict[str, Any]]:
+        """The journal so far."""
+        return read_json_lines(self.store, "journal.jsonl")
+
+    def last_account(self) -> dict[str, Any] | None:
+        """The ledger's last account of the hosts' time; None when there is none since the last run began."""
+        lines = read_json_lines(self.store, "ledger.jsonl")
+        told = (line for line in reversed(lines) if line["event"] in ("time_account", "job_started"))
+        last = next(told, None)
+        return last if last is not None and last["event"] == "time_account" else None
+
     def mlflow_run_id(self) -> str | None:
         """The MLflow run of the earlier submissions."""
         lines = read_json_lines(self.store, "journal.jsonl")

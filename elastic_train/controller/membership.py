@@ -29,11 +29,14 @@ class Membership:
         """when the first host of this run was ready"""
         self._looked: float | None = None
 
-    def join(self, connection: Connection, message: Message) -> HostRecord:
-        """A host has shown the token and says who it is."""
-        self._count += 1
+    def join(self, connection: Connection, message: Message, number: int | None = None) -> HostRecord:
+        """A host has shown the token and says who it is; ``number``: what it was called before it came back."""
+        event = "host_returned"
+        if number is None or number in self.hosts:
+            event, number = "host_joined", self._count + 1
+        self._count = max(self._count, number)
         host = HostRecord(
-            number=self._count,
+            number=number,
             connection=connection,
             pid=message["pid"],
             node=message["node"],
@@ -44,7 +47,7 @@ class Membership:
         )
         self.hosts[host.number] = host
         self.by_node.setdefault(host.node, []).append(host)
-        self._record("host_joined", host=host.number, node=host.node, pid=host.pid)
+        self._record(event, host=host.number, node=host.node, pid=host.pid)
         return host
 
     def leave(self, host: HostRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import partial
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.config.errors import ConfigError
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.coordinator_link import Address
 from elastic_train.controller.drain_watch import DrainWatch
 from elastic_train.controller.host import HostSettings, run_host
 from elastic_train.controller.job_folder import JobMismatch
@@ -23,6 +25,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import StorageError
 
 NAMESPACE = "elastic_train"
+_FIND_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +35,16 @@ def coordinator_name(job_name: str) -> str:
 
 
 class CoordinatorActor:
-    """Runs one job's coordinator in the actor's event loop. Every method returns JSON-like values."""
+    """Runs one job's coordinator in the actor's event loop. Every method returns JSON-like values.
 
-    def __init__(self, job: dict[str, Any], token: str) -> None:
+    Ray starts the actor again when its process has died. Whoever then asks it something first, a host that looks for it
+    or the driver, makes it start the coordinator, which finds in the journal that ``run_id`` has begun already.
+    """
+
+    def __init__(self, job: dict[str, Any], token: str, run_id: str) -> None:
         self._job = Job.model_validate(job, strict=False)
-        self._token = token
+        self._token, self._run_id = token, run_id
+        self._started: asyncio.Future[dict[str, Any]] | None = None
         self._controller: Any = None
         self._events: list[dict[str, Any]] = []
         self._coordinator: Coordinator | None = None
@@ -45,14 +53,31 @@ class CoordinatorActor:
 
     async def start(self) -> dict[str, Any]:
         """Open the job and listen: ``{"address": [ip, port]}``, or ``{"problem": sentence}`` if that cannot be."""
+        if self._started is None or (self._started.done() and "problem" in self._started.result()):
+            self._started = asyncio.ensure_future(self._start())
+        return await self._started
+
+    async def _start(self) -> dict[str, Any]:
         try:
-            self._coordinator = Coordinator(self._job, ray.util.get_node_ip_address(), self._token, self._on_event)
+            here = ray.util.get_node_ip_address()
+            self._coordinator = Coordinator(self._job, here, self._token, self._on_event, self._run_id)
             self._coordinator.on_opened = self._tracking.start
             address = await self._coordinator.start()
             self._drains = asyncio.ensure_future(DrainWatch(draining_nodes, self._coordinator.drain).watch())
         except (ConfigError, JobMismatch, StorageError, DataError, CheckpointError) as error:
             return {"problem": str(error)}
         return {"address": list(address)}
+
+    async def _running(self) -> Coordinator:
+        problem = (await self.start()).get("problem")
+        if problem is not None or self._coordinator is None:
+            raise RuntimeError(f"the coordinator did not start: {problem}")
+        return self._coordinator
+
+    async def address(self) -> list[Any]:
+        """Where hosts find the coordinator: [ip, port]."""
+        await self._running()
+        return list((await self.start())["address"])
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["event"] != "step":
@@ -68,13 +93,11 @@ class CoordinatorActor:
 
     async def note_chaos(self, note: dict[str, Any]) -> None:
         """Write into the ledger what somebody is about to break."""
-        assert self._coordinator is not None
-        self._coordinator.note_chaos(note)
+        (await self._running()).note_chaos(note)
 
     async def begin_outage(self, seconds: float) -> str:
         """Let coordinator, hosts and the trainers to come be without object storage; a sentence if there is none."""
-        assert self._coordinator is not None
-        return self._coordinator.begin_outage(seconds)
+        return (await self._running()).begin_outage(seconds)
 
     async def register_controller(self, controller: Any) -> None:
         """Ray Train's controller actor, told by the scaling policy when it starts."""
@@ -84,21 +107,18 @@ class CoordinatorActor:
         return self._controller
 
     async def status(self) -> dict[str, Any]:
-        assert self._coordinator is not None
-        return {**status_of(self._coordinator, self._events), "tracking": self._tracking.status()}
+        return {**status_of(await self._running(), self._events), "tracking": self._tracking.status()}
 
     async def stop(self, reason: str) -> None:
-        assert self._coordinator is not None
-        self._coordinator.stop(reason)
+        (await self._running()).stop(reason)
 
     async def close(self) -> dict[str, Any]:
         """Release everything; returns the last status."""
-        assert self._coordinator is not None
         status = await self.status()
         status["tracking"] = await self._tracking.close(status["state"])
         if self._drains is not None:
             self._drains.cancel()
-        await self._coordinator.close()
+        await (await self._running()).close()
         return status
 
 
@@ -117,5 +137,16 @@ class HostLauncher:
                 node_id=ray.get_runtime_context().get_node_id(),
                 node_address=ray.util.get_node_ip_address(),
                 job=self._job,
-            )
+            ),
+            partial(find_coordinator, str(self._job["name"])),
         )
+
+
+def find_coordinator(job_name: str) -> Address | None:
+    """Where the job's coordinator listens; None when it is not there, or not yet again."""
+    try:
+        actor: Any = ray.get_actor(coordinator_name(job_name), namespace=NAMESPACE)
+        address: list[Any] = ray.get(actor.address.remote(), timeout=_FIND_SECONDS)
+    except (ValueError, ray.exceptions.RayError):
+        return None
+    return str(address[0]), int(address[1])

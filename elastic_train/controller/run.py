@@ -189,6 +189,8 @@ class _Run:
         self._step = 0
         self._fit_error: BaseException | None = None
         self._stop_sent = False
+        self._controller: Any = None
+        """Ray Train's controller actor; a coordinator that has come back does not know it"""
         self._closed = False
         self._coordinator = self._start_coordinator()
         self._ray_train_folder = tempfile.mkdtemp(prefix="elastic_train-ray-")
@@ -202,8 +204,10 @@ class _Run:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         name = coordinator_name(self._job.name)
         options = {"name": name, "namespace": NAMESPACE, "num_cpus": 0, "scheduling_strategy": here}
+        options["max_restarts"] = -1 if self._job.failure.coordinator_seconds else 0
         try:
-            return ray.remote(CoordinatorActor).options(**options).remote(self._job.as_dict(), self._token)
+            actor = ray.remote(CoordinatorActor).options(**options)
+            return actor.remote(self._job.as_dict(), self._token, self._run_id)
         except ValueError as error:
             if "already" in str(error):
                 raise JobError(
@@ -235,6 +239,7 @@ class _Run:
             while not _ended(status := self._status()) and fit.is_alive():
                 self._on_status(status)
                 self._pass_on_signal()
+                self._controller = self._controller or self._ask("controller")
                 time.sleep(_POLL_SECONDS)
             self._wait_for_hosts(fit)
         return self._outcome()
@@ -244,20 +249,26 @@ class _Run:
         self._step = status["step"]
         return status
 
-    def _ask(self, method: str) -> Any:
-        """The coordinator's answer to a call of ``method``."""
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """The coordinator's answer to a call of ``method``; one that has died may come back meanwhile."""
         import ray
 
-        try:
-            return ray.get(getattr(self._coordinator, method).remote(), timeout=_START_SECONDS)
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise _CoordinatorLost(f"the coordinator does not answer ({method}): {reason}") from error
+        deadline = time.monotonic() + self._job.failure.coordinator_seconds
+        while True:
+            try:
+                return ray.get(getattr(self._coordinator, method).remote(*arguments), timeout=_START_SECONDS)
+            except ray.exceptions.RayError as error:
+                passing = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.RayTaskError)
+                if not passing or time.monotonic() >= deadline:
+                    reason = str(error).strip().splitlines()[-1]
+                    raise _CoordinatorLost(f"the coordinator does not answer ({method}): {reason}") from error
+                logger.info("the coordinator has died and is started again")
+                time.sleep(_POLL_SECONDS)
 
     def _pass_on_signal(self) -> None:
         if self._signals.received is not None and not self._stop_sent:
             self._stop_sent = True
-            self._coordinator.stop.remote(signal.Signals(self._signals.received).name)
+            self._ask("stop", signal.Signals(self._signals.received).name)
 
     def _fit(self, address: tuple[str, int]) -> None:
         """Ray Train's part: starts, places and ranks the hosts, and keeps them until they return."""
@@ -288,9 +299,9 @@ class _Run:
                 logger.warning("Ray Train ended with an error: %s", self._fit_error)
         deadline = time.monotonic() + _LEAVE_SECONDS
         while fit.is_alive() and time.monotonic() < deadline:
-            controller = self._ask("controller")
-            if controller is not None:  # else it is only just starting
-                ray.kill(controller)
+            self._controller = self._controller or self._ask("controller")
+            if self._controller is not None:  # else it is only just starting
+                ray.kill(self._controller)
             fit.join(timeout=_POLL_SECONDS)
 
     def _fit_started(self) -> bool:

@@ -149,6 +149,13 @@ class Saving:
         self._checkpointer.go_back(step)
         self.schedule.go_back(step)
 
+    def returned(self, step: int) -> None:
+        """The job has come to ``step`` without a coordinator: what fell due meanwhile is saved at the next step."""
+        committed = self._checkpointer.committed
+        first = committed.step + 1 if committed else 1
+        if any(self.schedule.due(missed) for missed in range(first, step + 1)):
+            self.schedule.skipped(step)
+
     async def watch_claim(self) -> None:
         """A submission that has been superseded must not go on until its next commit, which may be hours away."""
         while True:

@@ -27,6 +27,7 @@ class Snapshots:
     Args:
         capture: of the trainer's state.
         control: where the host says which buffer may be written.
+        wait_finished: returns when a step is whole on all ranks and partners.
         tell: sends a message to the host; called from another thread.
         keep: names of older images that must not be removed to make room.
     """
@@ -35,6 +36,7 @@ class Snapshots:
         self,
         capture: Capture,
         control: ControlBlock,
+        wait_finished: Callable[[int], None],
         tell: Callable[[Message], None],
         pool: Path,
         generation: int,
@@ -42,6 +44,7 @@ class Snapshots:
         keep: Collection[str],
     ) -> None:
         self._capture, self._control, self._tell = capture, control, tell
+        self._wait_finished = wait_finished
         self._pool, self._generation, self._rank, self._keep = pool, generation, rank, keep
         self._images: dict[int, Image] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="et-snapshot")
@@ -70,8 +73,7 @@ class Snapshots:
 
     def _write(self, step: int, message: Message) -> None:
         # The last but one image is free once the last one is whole everywhere.
-        while self._control.finished_step < step - 1:
-            time.sleep(_POLL_SECONDS)
+        self._wait_finished(step - 1)
         started = time.time()
         buffer, image = self._next_image()
         self._capture.write(image, step)

@@ -38,6 +38,17 @@ class StepLog:
             self.history.append(line)
         return dropped
 
+    def go_on(self) -> None:
+        """This run has logged steps before, and may have done more of them: nothing is rolled back yet."""
+        for line in self._folder.finished_steps():
+            self.history.append(line)
+            self.finished_step, self.last_line = line["step"], line
+
+    @property
+    def stored_step(self) -> int:
+        """The newest step whose line is in storage, and all before it."""
+        return max(self.finished_step - self._folder.steps.unsaved, 0)
+
     def append(self, generation: Generation, step: int) -> None:
         """The next step is finished: whole on every rank and every partner."""
         line = step_line(generation, step, self.samples(step) if self.samples else None)

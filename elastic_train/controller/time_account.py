@@ -110,13 +110,16 @@ class TimeAccount:
         """the first generation is being formed"""
         self._finished = self._furthest = 0
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
-        self._began = clock()
+        self._began = self._known_until = clock()
+        """the run's begin, and until when an earlier coordinator of it had accounted"""
 
     # -- hosts ---------------------------------------------------------------------------------------------------
 
-    def joined(self, host: int) -> None:
-        """A host is connected; it counts from now on."""
-        self._outside[host] = self._clock()
+    def joined(self, host: int, *, back: bool = False) -> None:
+        """A host is connected; it counts from now on, or was there all the time and is ``back``."""
+        self._outside[host] = self._known_until if back else self._clock()
+        if back:
+            self._ready.add(host)
 
     def ready(self, host: int) -> None:
         """It could train from now on."""
@@ -146,6 +149,21 @@ class TimeAccount:
     def resumed(self, step: int, to_repeat: int) -> None:
         """The job goes on from ``step``; an earlier run had finished that many more."""
         self._finished, self._furthest = step, step + to_repeat
+
+    def returned(self, account: Mapping[str, Any] | None) -> None:
+        """The coordinator comes back within a run; its last ``time_account`` is gone on from."""
+        if account is not None:
+            _add(self._spent, account["seconds"])
+            self._known_until = account["time"]
+            self._began = account["time"] - account["wall_seconds"]
+        self._idle = Cause.DETECTION
+
+    def adopted(self, members: Iterable[int], step: int) -> None:
+        """All members have stepped on while the coordinator was away, up to ``step``."""
+        self._finished, self._furthest = step, max(step, self._furthest)
+        self._members = {host: self._outside.pop(host) for host in members}
+        self._settle_outside(self._clock())
+        self._idle, self._timeline = Cause.IDLE_SPARE, Timeline(self._known_until, _STEP)
 
     def formed(self, members: Iterable[int], step: int, *, starts: bool = False) -> None:
         """The next generation is assigned and will go on from ``step``; ``starts``: it is the first of the run."""
@@ -188,10 +206,13 @@ class TimeAccount:
         """Charge everybody's time, after which nobody is a member."""
         for since, hosts in Counter(self._members.values()).items():
             _add(self._spent, self._timeline.spent(since, now), hosts)
-        for host in self._outside:
-            self._charge_outside(host, now)
+        self._settle_outside(now)
         self._outside |= dict.fromkeys(self._members, now)
         self._members = {}
+
+    def _settle_outside(self, now: float) -> None:
+        for host in self._outside:
+            self._charge_outside(host, now)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from elastic_train.checkpoint.capture import Capture, describe
 from elastic_train.checkpoint.errors import DamagedChunk, NoRoom, SourceError
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.controller.agreement import Agreement, barrier_of_all_ranks
 from elastic_train.controller.control_block import ControlBlock
 from elastic_train.controller.process_control import name_process, own_time, prefer_to_be_killed
 from elastic_train.controller.restoring import DamagedManifest, Restoration, Unreadable
@@ -126,6 +127,7 @@ class Trainer:
         dist.init_process_group(
             backend, store=store, rank=self._rank, world_size=self._layout.world_size, timeout=_GROUP_TIMEOUT
         )
+        self._agreement = Agreement(self._control, barrier_of_all_ranks())
 
     def _build_engine(self) -> Engine:
         dataset = TokenDataset.open(self._job.data.uri, self._job.data.sequence_length, self._job.storage)
@@ -148,7 +150,8 @@ class Trainer:
     def _open_snapshots(self, engine: Engine) -> Snapshots:
         capture = Capture(engine.state())
         keep = self._restoration.images
-        return Snapshots(capture, self._control, self.tell, self._pool, self._generation, self._rank, keep)
+        place = self._pool, self._generation, self._rank
+        return Snapshots(capture, self._control, self._agreement.wait, self.tell, *place, keep)
 
     def _run_step(self, engine: Engine, snapshots: Snapshots, step: int) -> None:
         self._control.start(step)

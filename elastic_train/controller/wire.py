@@ -101,6 +101,11 @@ class Connection:
         except (ConnectionError, OSError):
             self.close()
 
+    @property
+    def closed(self) -> bool:
+        """Whether this end has closed it."""
+        return self._writer.is_closing()
+
     def close(self) -> None:
         self._writer.close()
 

@@ -90,6 +90,12 @@ class JsonLines:
         """Why the last write failed; None after one that worked."""
         return self._error
 
+    @property
+    def unsaved(self) -> int:
+        """At most so many of the last lines are not in storage yet."""
+        with self._changed:
+            return len(self._pending) if self._local else self._changes - self._stored
+
     def append(self, line: dict[str, Any]) -> None:
         """Adds one object. Raises ``ValueError`` or ``TypeError`` when it is not JSON (NaN is written as such)."""
         data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"

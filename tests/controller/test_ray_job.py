@@ -184,11 +184,33 @@ def test_killed_driver_and_resubmission_on_other_hosts(
     assert not pools(second.job)
 
 
-def test_killed_coordinator_fails_the_job(cluster: LocalCluster, corpus: Path, tmp_path: Path) -> None:
-    with RayJob(make_job(corpus, tmp_path, "headless", "hosts.max=1", *DATA), cluster.address) as run:
+def kill_coordinator(cluster: LocalCluster) -> None:
+    (coordinator,) = [line.split() for line in processes(cluster) if ":CoordinatorActor" in line]
+    os.kill(int(coordinator[0]), signal.SIGKILL)
+
+
+def test_killed_coordinator_comes_back(cluster: LocalCluster, corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    with RayJob(make_job(corpus, tmp_path, "headless", "hosts.max=2", *DATA), cluster.address) as run:
+        paused = run.pause(step=3)
+        before = run.status
+        kill_coordinator(cluster)
+        run.resume(paused)  # it has done all steps before Ray has started the next coordinator, or many of them
+        assert_good_end(run, reference)
+        assert len(run.events("generation_formed")) == 1
+        (adopted,) = run.events("generation_adopted")
+        assert adopted["step"] > before["step"] and adopted["steps"] > 0
+        assert {event["pid"] for event in run.events("host_joined")} == pids(before)
+    until_none(lambda: processes(cluster))
+    assert not pools(run.job)
+
+
+def test_killed_coordinator_fails_a_job_that_does_not_wait_for_it(
+    cluster: LocalCluster, corpus: Path, tmp_path: Path
+) -> None:
+    alone = "failure.coordinator_seconds=0"
+    with RayJob(make_job(corpus, tmp_path, "headless", "hosts.max=1", alone, *DATA), cluster.address) as run:
         run.pause(step=3)
-        (coordinator,) = [line.split() for line in processes(cluster) if ":CoordinatorActor" in line]
-        os.kill(int(coordinator[0]), signal.SIGKILL)
+        kill_coordinator(cluster)
         outcome = run.finish()
         assert (outcome["state"], outcome["exit_code"]) == ("failed", 1)
         assert outcome["message"].startswith("the coordinator does not answer (status): ")

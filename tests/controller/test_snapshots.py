@@ -11,6 +11,7 @@ import torch
 from elastic_train.checkpoint.capture import Capture
 from elastic_train.checkpoint.errors import NoRoom
 from elastic_train.checkpoint.image import Image, image_name
+from elastic_train.controller.agreement import Agreement
 from elastic_train.controller.control_block import ControlBlock
 from elastic_train.controller.snapshots import Snapshots
 from elastic_train.parallel.shard import LocalShard
@@ -31,7 +32,8 @@ class Rank:
         self.told: list[dict[str, Any]] = []
         self.heard = threading.Condition()
         capture = Capture({"w": LocalShard(self.weights, (ELEMENTS,), (0,))})
-        self.snapshots = Snapshots(capture, self.control, self._tell, folder, 7, 0, keep)
+        agreement = Agreement(self.control, lambda: None)
+        self.snapshots = Snapshots(capture, self.control, agreement.wait, self._tell, folder, 7, 0, keep)
 
     def _tell(self, message: dict[str, Any]) -> None:
         with self.heard:

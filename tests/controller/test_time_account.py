@@ -237,6 +237,26 @@ def host_seconds(ledger: list[dict[str, Any]]) -> float:
     return total + sum(end - begin for begin in joined.values())
 
 
+def test_a_coordinator_that_comes_back_goes_on_from_the_last_account_before() -> None:
+    now = 100.0
+    account = TimeAccount(lambda: now)
+    account.returned({"time": 90.0, "wall_seconds": 30.0, "seconds": {"useful": 55.0, "start": 5.0}})
+    now = 102.0
+    for host in (1, 2, 3):
+        account.joined(host, back=True)
+    account.joined(4)
+    account.adopted([1, 2], 7)
+    now = 105.0
+    report = account.report()
+    assert report["wall_seconds"] == 45.0
+    assert report["seconds"] == {"useful": 55.0 + 2 * 15.0, "start": 5.0 + 3.0, "detection": 12.0, "idle_spare": 3.0}
+    account = TimeAccount(lambda: now)
+    account.returned(None)
+    account.joined(1, back=True)
+    now = 106.0
+    assert account.report()["seconds"] == {"detection": 1.0}
+
+
 @pytest.mark.slow
 def test_every_second_of_a_job_with_failures_has_one_cause(corpus: Path, tmp_path: Path) -> None:
     """A trainer is killed, one hangs, a host dies with a newcomer in its place, a spare idles."""

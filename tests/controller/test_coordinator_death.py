@@ -1,0 +1,161 @@
+"""The coordinator, a process of its own here, is killed: trainers step on, and no step is lost, logged twice or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.apart_job import ApartJob, continue_process, stop_process
+from tests.controller.s3_jobs import lines as s3_lines
+from tests.jobs import assert_same_curve, make_job
+from tests.local_job import LocalJob
+from tests.s3_server import S3Server
+
+pytestmark = pytest.mark.slow
+
+Lines = list[dict[str, Any]]
+STEPS = 60
+LONG = (f"training.steps={STEPS}", "parallel.pp=1", "hosts.max=2")
+
+
+@pytest.fixture(scope="module")
+def long_reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    """The lines of the uninterrupted run."""
+    job = make_job(corpus, tmp_path_factory.mktemp("reference"), "long", *LONG, "hosts.max=1")
+    with LocalJob(job) as run:
+        run.start_host("only", "node")
+        assert run.finish()["state"] == "finished"
+        return run.lines("steps")
+
+
+class S3ApartJob(ApartJob):
+    """Its job folder is in a bucket."""
+
+    def lines(self, name: str) -> Lines:
+        return s3_lines(self.job, name)
+
+
+def events(run: LocalJob, kind: str) -> Lines:
+    return [line for line in run.lines("ledger") if line["event"] == kind]
+
+
+def test_trainers_step_on_without_it(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
+    with ApartJob(make_job(corpus, tmp_path, "running", *LONG)) as run:
+        run.start_hosts("ab")
+        trainers = set(run.wait_step(5) and run.trainer_pids())
+        run.kill_coordinator()
+        known = run.lines("steps")[-1]["step"]
+        run.await_started(known + 10)
+        stop_process(min(trainers))  # else the job would be over before anybody is there to see it
+        run.start_coordinator()
+        run.wait(lambda status: status["state"] == "running" and set(run.trainer_pids()) == trainers)
+        continue_process(min(trainers))
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), long_reference)
+        assert len(events(run, "generation_formed")) == 1
+        assert [event["generation"] for event in events(run, "generation_adopted")] == [1]
+        assert events(run, "generation_adopted")[0]["steps"] >= 7
+
+
+def step_of(run: ApartJob) -> int:
+    """The newest one in the log."""
+    return int(run.lines("steps")[-1]["step"])
+
+
+def assert_no_step_lost(run: ApartJob, reference: Lines) -> None:
+    assert run.finish()["state"] == "finished"
+    assert_same_curve(run.lines("steps"), reference)
+    assert not events(run, "rolled_back")
+
+
+def test_killed_twice_and_in_the_end(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
+    """Again as soon as it is back, and then nobody is there when the last step is done."""
+    with ApartJob(make_job(corpus, tmp_path, "twice", *LONG)) as run:
+        run.start_hosts("ab")
+        run.wait_step(5)
+        run.kill_coordinator()
+        run.start_coordinator()
+        run.kill_coordinator()
+        run.await_started(STEPS)
+        run.start_coordinator()
+        assert_no_step_lost(run, long_reference)
+        assert len(events(run, "coordinator_returned")) == 2
+        assert len(events(run, "generation_formed")) == 1
+        assert events(run, "checkpoint_committed")[-1]["step"] == STEPS
+
+
+def test_trainer_dies_without_it(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
+    with ApartJob(make_job(corpus, tmp_path, "trainer", *LONG)) as run:
+        run.start_hosts("ab")
+        run.wait_step(5)
+        trainers = run.trainer_pids()
+        run.kill_coordinator()
+        known = step_of(run)
+        run.await_started(known + 10)
+        os.kill(trainers[0], signal.SIGKILL)
+        run.start_coordinator()
+        assert_no_step_lost(run, long_reference)
+        last = events(run, "generation_formed")[-1]
+        assert (last["generation"], last["cause"], last["layout"]) == (2, "trainer_killed", "dp_shard2")
+        assert last["step"] >= known + 7
+        assert {event["pid"] for event in events(run, "host_joined")} == {host.pid for host in run.hosts.values()}
+
+
+def test_killed_while_the_first_generation_forms(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
+    """The trainers' store has died with it, so they cannot become a group any more."""
+    with ApartJob(make_job(corpus, tmp_path, "forming", *LONG)) as run:
+        run.start_hosts("ab")
+        run.wait(lambda status: status["state"] == "forming" and len(run.trainer_pids()) == 2)
+        stop_process(run.trainer_pids()[0])
+        run.kill_coordinator()
+        run.start_coordinator()
+        assert_no_step_lost(run, long_reference)
+        assert [event["generation"] for event in events(run, "generation_formed")] == [2]
+
+
+def test_killed_while_the_job_waits_and_while_it_ends(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
+    with ApartJob(make_job(corpus, tmp_path, "waiting", *LONG, "hosts.min=2")) as run:
+        run.start_hosts("ab")
+        run.wait_step(5)
+        run.kill_host("b1")
+        run.wait(lambda status: status["state"] == "waiting")
+        known = step_of(run)
+        run.kill_coordinator()
+        run.start_coordinator()
+        run.wait(lambda status: status["state"] == "waiting")
+        run.start_host("c2", "c")
+        run.wait(lambda status: status["state"] == "running")
+        assert events(run, "generation_formed")[-1]["step"] == known
+        assert not events(run, "rolled_back")
+        for name in ("a0", "c2"):
+            stop_process(run.hosts[name].pid)  # so that the last checkpoint cannot be written
+        run.stop()
+        run.kill_coordinator()
+        for name in ("a0", "c2"):
+            continue_process(run.hosts[name].pid)
+        run.start_coordinator()
+        assert run.finish()["state"] == "killed"
+        saved = events(run, "checkpoint_committed")[-1]["step"]
+        assert saved == step_of(run) >= known
+        assert_same_curve(run.lines("steps"), long_reference[:saved])
+
+
+def test_lines_that_had_not_come_to_object_storage_are_told_by_the_hosts(
+    s3_environment: S3Server, s3_bucket: str, corpus: Path, long_reference: Lines
+) -> None:
+    """Logs are put there every few seconds, and no step waits for that."""
+    endpoint = f"storage.endpoint_url={s3_environment.endpoint_url}"
+    with S3ApartJob(make_job(corpus, f"s3://{s3_bucket}/apart", "lines", endpoint, *LONG)) as run:
+        run.start_hosts("ab")
+        done = run.wait_step(5)["step"]
+        run.kill_coordinator()
+        run.start_coordinator()
+        assert_no_step_lost(run, long_reference)
+        assert len(events(run, "coordinator_returned")) == 1
+        adopted = events(run, "generation_adopted")
+        assert [event["generation"] for event in adopted] == [1]
+        assert adopted[0]["step"] - adopted[0]["steps"] <= done < adopted[0]["step"]
