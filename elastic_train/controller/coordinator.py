@@ -486,10 +486,19 @@ class Coordinator:
                 self._go_on_from_memory(stories, self._survey)
         elif (verdict := stories.verdict(now, self.log.finished_step)) is Verdict.ADOPT:
             self._adopt(stories)
+        elif verdict is Verdict.BEGIN:
+            self._begin()
         elif verdict is Verdict.REPLACE:
             self._survey = Survey(now)
             for host in self.members.hosts.values():
                 self._survey.ask(host)
+
+    def _begin(self) -> None:
+        """The coordinator had died before there was a generation."""
+        self._stories = None
+        self.state = State.STARTING
+        if self.log.finished_step >= self.job.training.steps:
+            self._end(State.FINISHED, f"step {self.log.finished_step} was already reached")
 
     def _know(self, stories: Stories) -> Generation | None:
         """The generation that the hosts have told of, with the steps of it that are not logged yet."""

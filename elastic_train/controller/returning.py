@@ -58,7 +58,7 @@ class PastRun:
 
     @classmethod
     def read(cls, journal: Iterable[Mapping[str, Any]], run_id: str) -> PastRun | None:
-        """None when the journal's last run is another one, or has decided nothing: it begins."""
+        """None when the journal's last run is another one: it begins."""
         past, current, newest = cls(), False, 0
         for line in journal:
             if (claim := line.get("claim", 0)) < newest:
@@ -68,7 +68,7 @@ class PastRun:
                 past, current = cls(), line["run"] == run_id
             elif current:
                 past._add(line)
-        return past if current and (past.decisions or past.finishing) else None
+        return past if current else None
 
     def _add(self, line: Mapping[str, Any]) -> None:
         if "generation" in line:
@@ -99,6 +99,7 @@ class Verdict(Enum):
     """What can be done with the generation that the hosts tell of."""
 
     WAIT = auto()  # for more hosts
+    BEGIN = auto()  # nobody knows of any
     ADOPT = auto()  # all of its trainers step on
     REPLACE = auto()  # some do not, or it never came to a step
 
@@ -189,36 +190,33 @@ class Stories:
         """At ``now``, of the same clock; ``logged_step``: the newest in ``steps.jsonl``."""
         ranks, newest = self._ranks, self.decision
         if newest is not None and len(ranks) == newest.layout.world_size:
-            going_on = all(told.steps_on for told in ranks.values()) and self._last_words() is None
+            going_on = all(told.steps_on for told in ranks.values()) and not self._last_words()
             gap = self.finished_step > logged_step and self.first_unknown(logged_step) <= self.finished_step
             return Verdict.ADOPT if going_on and not gap and self.past.finishing is None else Verdict.REPLACE
-        broken = not any(told.steps_on for told in ranks.values()) or self._last_words() is not None
+        broken = not any(told.steps_on for told in ranks.values()) or bool(self._last_words())
         waited = now - self._began
         enough = broken and waited >= BROKEN_SECONDS and self._in_memory(logged_step)
-        return Verdict.REPLACE if enough or waited >= self._patience else Verdict.WAIT
+        if not enough and waited < self._patience:
+            return Verdict.WAIT
+        return Verdict.BEGIN if newest is None and self.past.finishing is None else Verdict.REPLACE
 
     def _in_memory(self, step: int) -> bool:
         """Whether the hosts that are back have all images of ``step`` or of a later one."""
         worlds = {decision.generation: decision.layout.world_size for decision in self.past.decisions}
         return any(held >= step and worlds.get(g) == len(ranks) for (g, held), ranks in self._images.items())
 
-    def _last_words(self) -> tuple[HostRecord, Message] | None:
-        """Of a trainer of the newest generation, with its host; rather not the echo of another's end."""
+    def _last_words(self) -> list[Trouble]:
+        """What the trainers of the newest generation said of their ends."""
         said = [(told.host, word) for told in self._ranks.values() for word in told.message["last_words"]]
         said += [(host, message) for host, message in self.later if message["type"] in ("error", "trainer_ended")]
-        causes = (each for each in said if each[1]["type"] == "trainer_ended" or each[1]["kind"] != "peer")
-        return next(causes, said[0] if said else None)
+        return [_trouble(host, word) for host, word in said]
 
     def cause(self) -> Trouble:
-        """Why a new generation is formed."""
-        found = self._last_words()
-        if found is None:
+        """Why a new generation is formed: rather not the echo of another's end."""
+        troubles = self._last_words()
+        if not troubles:
             return Trouble("coordinator_lost", "not all hosts came back with a trainer that steps on")
-        host, word = found
-        if word["type"] == "trainer_ended":
-            return how_it_ended(host, word)
-        detail = f"rank {word['rank']}, step {word['step']}: {word['error']}"
-        return Trouble(word["kind"], detail, traceback=word["traceback"])
+        return next((trouble for trouble in troubles if not trouble.is_echo), troubles[0])
 
     def first_unknown(self, logged_step: int) -> int:
         """The first step after ``logged_step`` that no host has told of."""
@@ -257,6 +255,14 @@ class Stories:
                     inventory.add(generation, rank, said["step"], told.host.node, said["image"])
                     for node, image in stepped["held"].items():
                         inventory.add(generation, rank, said["step"], node, image)
+
+
+def _trouble(host: HostRecord, word: Message) -> Trouble:
+    """What a trainer's last word says."""
+    if word["type"] == "trainer_ended":
+        return how_it_ended(host, word)
+    detail = f"rank {word['rank']}, step {word['step']}: {word['error']}"
+    return Trouble(word["kind"], detail, traceback=word["traceback"])
 
 
 class Survey:

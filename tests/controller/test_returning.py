@@ -43,7 +43,7 @@ def returned(run: PastRun) -> tuple[Stories, list[HostRecord]]:
 
 def test_journal_of_another_run_or_of_none_is_no_past() -> None:
     assert PastRun.read([], "us") is None
-    assert PastRun.read([{"run": "us"}], "us") is None  # died before it had decided anything
+    assert PastRun.read([{"run": "us"}], "us") == PastRun()  # what it decided had not come to storage, if anything
     assert PastRun.read([{"run": "us"}, generation(1, 0), {"run": "them"}], "us") is None
     assert PastRun.read([{"run": "them"}, generation(1, 0)], "us") is None
     run = PastRun.read([{"run": "them"}, generation(1, 0), {"run": "us"}, generation(2, 10)], "us")
@@ -65,6 +65,16 @@ def test_steps_that_were_given_up_stay_so() -> None:
     assert inventory.add(2, 0, 9, "a", "image") is not None
     past(generation(1, 0), {"waiting_after": 7}).replay(inventory)
     assert inventory.add(1, 0, 8, "a", "image") is None
+
+
+def test_without_any_generation_the_job_begins() -> None:
+    stories, _ = returned(past())
+    assert stories.verdict(105.0, 0) is Verdict.WAIT
+    assert stories.verdict(111.0, 0) is Verdict.BEGIN
+    stories, (first, second) = returned(past())
+    stories.tell(first, story(0, 8))
+    stories.tell(second, story(1, 8))
+    assert stories.verdict(105.0, 4) is Verdict.ADOPT  # the hosts know more than the journal
 
 
 def test_generation_is_adopted_once_all_of_it_is_back() -> None:
@@ -115,7 +125,8 @@ def test_missing_host_is_waited_for_as_long_as_a_lease() -> None:
 def test_missing_host_of_a_broken_generation_is_waited_for_only_while_images_miss(step: int, expected: Verdict) -> None:
     stories, (first, _) = returned(past(generation(1, 0)))
     stories.join({"images": [{"generation": 1, "rank": rank, "step": step} for rank in (0, 1)]})
-    stories.tell(first, story(0, 8, last_words=[{"type": "error", "kind": "peer"}]))
+    echo = {"type": "error", "kind": "peer"}
+    stories.tell(first, story(0, 8, last_words=[echo]))
     assert stories.verdict(100.0 + BROKEN_SECONDS - 0.1, 4) is Verdict.WAIT
     assert stories.verdict(100.0 + BROKEN_SECONDS, 4) is expected
 
@@ -131,7 +142,13 @@ def test_generation_that_the_journal_does_not_know_yet_counts() -> None:
 
 def test_cause_is_the_death_and_not_its_echo() -> None:
     stories, (first, second) = returned(past(generation(1, 0)))
-    stories.tell(first, story(0, 8, last_words=[{"type": "error", "kind": "peer", "rank": 0}]))
+    stories.tell(
+        first,
+        story(
+            0, 8, last_words=[{"type": "error", "kind": "peer", "rank": 0, "step": 9, "error": "gloo", "traceback": ""}]
+        ),
+    )
     stories.tell(second, story(1, 8))
-    stories.tell(second, {"type": "trainer_ended", "rank": 1, "cause": "SIGKILL", "out_of_memory": None})
+    death = {"type": "trainer_ended", "rank": 1, "cause": "SIGKILL", "out_of_memory": None}
+    stories.tell(second, death)
     assert stories.cause().kind == "trainer_killed"
