@@ -164,7 +164,11 @@ def alive(pids: Sequence[int]) -> list[int]:
 
 
 def refill(cluster: LocalCluster, nodes: int, cpus: int) -> None:
-    """Bring the cluster back to ``nodes`` worker nodes."""
+    """Bring the cluster to ``nodes`` living worker nodes with ``cpus`` each, whatever the test before has left."""
+    for node in [node for node in cluster.nodes[1:] if node.cpus != cpus or not alive([node.process.pid])]:
+        cluster.kill_node(node)
+    for node in cluster.nodes[1 + nodes :]:
+        cluster.kill_node(node)
     if missing := nodes + 1 - len(cluster.nodes):
         cluster.add_nodes(missing, cpus)
 

@@ -55,6 +55,8 @@ class LocalNode:
     address: str
     process: subprocess.Popen[bytes]
     log: Path
+    cpus: int = 0
+    """for hosts"""
 
     def pids(self) -> list[int]:
         """All processes of the node, the root first; empty when it is dead."""
@@ -109,7 +111,10 @@ class LocalCluster:
     def add_nodes(self, count: int, cpus: int) -> list[LocalNode]:
         """Start ``count`` worker nodes with ``cpus`` CPUs each and wait until they have joined."""
         # One after the other: nodes that start at the same moment agree on the same free socket name, and one aborts.
-        return [self._join([f"--address={self.address}", f"--num-cpus={cpus}"]) for _ in range(count)]
+        nodes = [self._join([f"--address={self.address}", f"--num-cpus={cpus}"]) for _ in range(count)]
+        for node in nodes:
+            node.cpus = cpus
+        return nodes
 
     def kill_node(self, node: LocalNode) -> None:
         self.nodes.remove(node)

@@ -39,12 +39,13 @@ def test_a_drained_node_is_left_before_its_deadline_without_losing_a_step(
     with RayJob(make_job(corpus, tmp_path, "drain", *DATA), ray_cluster.address) as run:
         paused = run.pause(step=3)
         victim = run.status["hosts"][-1]
+        node = ray_cluster.node_of(victim["pid"])
+        assert node is not None
         assert drain(ray_cluster, victim["node"]) == ""
         run.wait(lambda status: any(event["event"] == "preemption_notice" for event in status["last_events"]))
         run.resume(paused)
         outcome = run.finish()
-    for node in [node for node in ray_cluster.nodes if not alive([node.process.pid]) or victim["pid"] in node.pids()]:
-        ray_cluster.kill_node(node)
+    ray_cluster.kill_node(node)  # nobody else is to be placed on it
     assert (outcome["state"], outcome["exit_code"]) == ("finished", 0), outcome
     assert_same_curve(run.lines("steps"), reference)
     assert run.noise == []
@@ -68,7 +69,7 @@ def test_when_the_head_node_dies_the_job_goes_on_when_it_is_submitted_to_another
     ray_cluster: LocalCluster, corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
     """With the head go Ray's control and the job's coordinator; the hosts on the other nodes end by themselves."""
-    job = make_job(corpus, tmp_path, "head", *DATA)
+    job = make_job(corpus, tmp_path, "head", "failure.coordinator_seconds=3", *DATA)
     with LocalCluster() as doomed:
         doomed.add_nodes(1, cpus=2)
         with RayJob(job, doomed.address) as first:
