@@ -1,9 +1,13 @@
-"""Seconds from SIGKILL to the next finished step, for a trainer, a host process and a whole node.
+"""Seconds from a failure to the next finished step, for each kind of failure, on four hosts.
 
-    python benchmarks/recovery.py [--repeats 5] [--json results.json]
+    python -m benchmarks.recovery [--repeats 5] [--only trainer hang ...] [--json results.json]
 
-The quickstart's model (5 M parameters) on a local Ray cluster of a head and two worker nodes (real raylets), four
-hosts, layout pp2 x dp_shard2. After every failure the benchmark waits until four hosts train again. Loopback and shared
+The quickstart's model (5 M parameters), layout pp2 x dp_shard2, on a local Ray cluster of a head and two worker nodes
+(real raylets). After every failure the benchmark waits until four hosts train again. ``trainer``, ``host`` and ``node``
+are killed (SIGKILL); ``hang``: a trainer is stopped (SIGSTOP), with ``failure.hang_seconds`` 1; ``drain``: Ray is told
+that a node ends in 20 s, and the seconds are between two finished steps; ``coordinator`` is killed, and the seconds
+are what the longest step until its return takes beyond a usual one; ``partition``: without Ray, one of four hosts in
+network namespaces of their own loses its link, with ``failure.lease_seconds`` 4 (needs root). Loopback and shared
 cores: the figures are of this machine and are not to be set against a cluster's.
 """
 
@@ -15,98 +19,185 @@ import os
 import platform
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.config.load import load_job
 from elastic_train.controller.local_cluster import LocalCluster
-from elastic_train.controller.run import run_job
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
+from tests.local_job import LocalJob
+from tests.networks import Network
+from tests.ray_job import RayJob, processes, refill
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = 4
 PARTS = ("detection", "teardown", "form", "restore", "first_step")
 WAIT_SECONDS = 180.0
+SETTLED_STEPS = 5
+"""Steps on four hosts before the next failure."""
+
+Status = dict[str, Any]
+Row = dict[str, float]
 
 
-class Watch:
-    """The latest status of the job, and waiting for one that is wanted."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._status: dict[str, Any] = {"state": "starting", "hosts": [], "step": 0, "generation": 0}
-
-    def take(self, status: dict[str, Any]) -> None:
-        with self._changed:
-            self._status = status
-            self._changed.notify_all()
-
-    def wait(self, wanted: Any) -> dict[str, Any]:
-        with self._changed:
-            if not self._changed.wait_for(lambda: wanted(self._status), WAIT_SECONDS):
-                raise TimeoutError(f"not reached in {WAIT_SECONDS:.0f} s; last status: {self._status}")
-            return self._status
-
-
-def steady(status: dict[str, Any]) -> bool:
+def whole(status: Status) -> bool:
+    """Four hosts train."""
     return status["state"] == "running" and sum(host["rank"] is not None for host in status["hosts"]) == HOSTS
 
 
-def fail(kind: str, status: dict[str, Any], cluster: LocalCluster, repeat: int) -> float:
-    """Cause one failure; returns the moment of the SIGKILL (Unix seconds)."""
-    host = status["hosts"][repeat % HOSTS]
-    if kind == "node":
-        node = cluster.node_of(host["pid"])
-        assert node is not None
+class Bench:
+    """A job that runs, and what it has written so far."""
+
+    def __init__(self, run: RayJob | LocalJob, folder: Path) -> None:
+        self._run, self._folder = run, folder
+
+    def settle(self) -> Status:
+        """Wait until four hosts have trained for some steps."""
+        settled = self._run.wait(whole, WAIT_SECONDS)["step"] + SETTLED_STEPS
+        return self._run.wait(lambda status: whole(status) and status["step"] >= settled, WAIT_SECONDS)
+
+    def await_generation(self, after: int) -> None:
+        self._run.wait(lambda status: status["generation"] > after and status["state"] == "running", WAIT_SECONDS)
+
+    def await_step(self, step: int) -> None:
+        self._run.wait(lambda status: status["step"] >= step, WAIT_SECONDS)
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Of ``steps`` or ``ledger``; the last one may still be written."""
+        text = (self._folder / f"{name}.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def recovery(self, strike: Callable[[Status], None], *, planned: bool = False) -> Row:
+        """From the strike, or when it was ``planned`` from the last step before, to the first finished step after."""
+        status = self.settle()
         moment = time.time()
-        cluster.kill_node(node)
+        strike(status)
+        self.await_generation(status["generation"])
+        steps = self.lines("steps")
+        after = next(line for line in steps if line["generation"] > status["generation"])
+        earlier = [line for line in steps if line["generation"] == status["generation"]]
+        before = earlier[-1] if planned else [line for line in earlier if line["time"] <= moment][-1]
+        formed = next(
+            line
+            for line in self.lines("ledger")
+            if line["event"] == "generation_formed" and line["generation"] == after["generation"]
+        )
+        return {
+            "seconds": after["time"] - (before["time"] if planned else moment),
+            "steps_lost": float(max(before["step"] - formed["step"], 0)),
+            "steady_step_seconds": statistics.median(line["seconds"] for line in earlier[-10:]),
+            **{f"{part}_seconds": formed[f"{part}_seconds"] for part in PARTS},
+        }
+
+    def stall(self, strike: Callable[[Status], None]) -> Row:
+        """What the longest of the next steps takes beyond a usual one."""
+        status = self.settle()
+        strike(status)
+        self.await_step(status["step"] + 4 * SETTLED_STEPS)
+        took = {line["step"]: line["seconds"] + line["stall_seconds"] for line in self.lines("steps")}
+        usual = statistics.median(took[step] for step in range(status["step"] - SETTLED_STEPS, status["step"]))
+        longest = max(seconds for step, seconds in took.items() if step > status["step"])
+        adopted = [event for event in self.lines("ledger") if event["event"] == "generation_adopted"]
+        if not adopted:
+            raise RuntimeError("the coordinator did not adopt the generation")
+        return {"seconds": longest - usual, "steps_lost": 0.0, "steady_step_seconds": usual}
+
+
+def kill(kind: str, number: int) -> Callable[[Status], None]:
+    """SIGKILL, or SIGSTOP for a hang, of another host's process each time."""
+
+    def strike(status: Status) -> None:
+        host = status["hosts"][number % HOSTS]
+        pid = host["pid"] if kind == "host" else host["trainer_pid"]
+        os.kill(pid, signal.SIGSTOP if kind == "hang" else signal.SIGKILL)
+
+    return strike
+
+
+def kill_coordinator(cluster: LocalCluster) -> None:
+    (line,) = [line for line in processes(cluster) if ":CoordinatorActor" in line]
+    os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+def drain(cluster: LocalCluster, name: str) -> None:
+    """By the command, which takes seconds to start: what it does is timed by the ledger."""
+    command = [sys.executable, "-m", "elastic_train.cli.main", "chaos", "drain", name, "--lasting", "20s"]
+    subprocess.run([*command, "--address", cluster.address], check=True, capture_output=True)
+
+
+def measure(kind: str, number: int, bench: Bench, cluster: LocalCluster, job: Job) -> Row:
+    """One failure."""
+    if kind == "coordinator":
+        return bench.stall(lambda status: kill_coordinator(cluster))
+    if kind == "drain":
+        row = bench.recovery(lambda status: drain(cluster, job.name), planned=True)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while all(node.process.poll() is None for node in cluster.nodes):  # Ray ends it
+            if time.monotonic() > deadline:
+                raise TimeoutError("the drained node has not ended")
+            time.sleep(0.1)
+    elif kind == "node":
+
+        def strike(status: Status) -> None:
+            node = cluster.node_of(status["hosts"][number % HOSTS]["pid"])
+            assert node is not None
+            cluster.kill_node(node)
+
+        row = bench.recovery(strike)
     else:
-        moment = time.time()
-        os.kill(host["trainer_pid"] if kind == "trainer" else host["pid"], signal.SIGKILL)
-    return moment
+        row = bench.recovery(kill(kind, number))
+    refill(cluster, nodes=2, cpus=HOSTS // 2)
+    return row
 
 
-def measure(watch: Watch, cluster: LocalCluster, steps: Path, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """All failures of all kinds, one after the other."""
-    results: dict[str, list[dict[str, float]]] = {}
-    for kind in ("trainer", "host", "node"):
-        for repeat in range(repeats):
-            settled = watch.wait(steady)["step"] + 3
-            status = watch.wait(lambda s, settled=settled: steady(s) and s["step"] >= settled)
-            before = _lines(steps)[-1]
-            moment = fail(kind, status, cluster, repeat)
-            generation = status["generation"]
-            watch.wait(lambda s, generation=generation: s["generation"] > generation and s["state"] == "running")
-            after = next(line for line in _lines(steps) if line["generation"] > generation)
-            formed = next(
-                line
-                for line in _lines(steps.with_name("ledger.jsonl"))
-                if line["event"] == "generation_formed" and line["generation"] == after["generation"]
-            )
-            row = {
-                "seconds": after["time"] - moment,
-                "steps_lost": float(max(before["step"] + 1 - after["step"], 0)),
-                "steady_step_seconds": before["seconds"],
-                **{f"{part}_seconds": formed[f"{part}_seconds"] for part in PARTS},
-            }
-            results.setdefault(kind, []).append(row)
-            print(f"{kind} {repeat + 1}: {row['seconds']:.2f} s, layout now {after['layout']}", flush=True)
-            if kind == "node":
-                cluster.add_nodes(1, HOSTS // 2)
+def on_ray(kinds: list[str], repeats: int, folder: Path) -> dict[str, list[Row]]:
+    """All failures of one job on real raylets, one after the other."""
+    results: dict[str, list[Row]] = {}
+    with LocalCluster() as cluster:
+        job = job_of(folder, "recovery", "failure.hang_seconds=1")
+        refill(cluster, nodes=2, cpus=HOSTS // 2)
+        with RayJob(job, cluster.address) as run:
+            bench = Bench(run, folder / job.name)
+            for kind in kinds:
+                for number in range(repeats):
+                    row = measure(kind, number, bench, cluster, job)
+                    results.setdefault(kind, []).append(row)
+                    print(f"{kind} {number + 1}: {row['seconds']:.2f} s", flush=True)
+            run.driver.send_signal(signal.SIGTERM)
+            print(f"job: {run.finish()['state']}")
     return results
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+def partitions(repeats: int, folder: Path) -> list[Row]:
+    """Four hosts in namespaces of their own; the link of one goes down, and up again once the others have gone on."""
+    rows = []
+    job = job_of(folder, "partition", "failure.lease_seconds=4", "failure.heartbeat_seconds=0.25")
+    with Network() as network, LocalJob(job, address=network.address) as run:
+        machines = {f"node{number}": network.add() for number in range(HOSTS)}
+        for node, machine in machines.items():
+            run.start_host(node, node, machine)
+        bench = Bench(run, folder / job.name)
+        for number in range(repeats):
+            node = f"node{number % HOSTS}"
+            row = bench.recovery(lambda status, node=node: machines[node].cut())
+            rows.append(row)
+            print(f"partition {number + 1}: {row['seconds']:.2f} s", flush=True)
+            machines[node].reconnect()
+            run.start_host(f"{node} again {number}", node, machines[node])
+        run.stop()
+        run.finish()
+    return rows
 
 
-def table(results: dict[str, list[dict[str, float]]]) -> str:
-    rows = ["| killed | median s | min | max | n | steps lost | steady step, s |", "|---|---|---|---|---|---|---|"]
+def table(results: dict[str, list[Row]]) -> str:
+    rows = ["| failure | median s | min | max | n | steps lost | steady step, s |", "|---" * 7 + "|"]
     for kind, measured in results.items():
         seconds = [row["seconds"] for row in measured]
         lost = sum(row["steps_lost"] for row in measured)
@@ -118,52 +209,38 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(rows)
 
 
-def parts_table(results: dict[str, list[dict[str, float]]]) -> str:
+def parts_table(results: dict[str, list[Row]]) -> str:
     """Medians of what the ledger says of each recovery, in seconds."""
-    rows = [f"| killed | {' | '.join(part.replace('_', ' ') for part in PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
+    rows = [f"| failure | {' | '.join(part.replace('_', ' ') for part in PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
     for kind, measured in results.items():
-        medians = [statistics.median(row[f"{part}_seconds"] for row in measured) for part in PARTS]
-        rows.append(f"| {kind} | {' | '.join(f'{seconds:.2f}' for seconds in medians)} |")
+        if f"{PARTS[0]}_seconds" in measured[0]:
+            medians = [statistics.median(row[f"{part}_seconds"] for row in measured) for part in PARTS]
+            rows.append(f"| {kind} | {' | '.join(f'{seconds:.2f}' for seconds in medians)} |")
     return "\n".join(rows)
 
 
-def _job(folder: Path) -> Job:
-    overrides = ["name=recovery", f"storage.uri={folder}", f"data.uri={folder / 'data'}", "tracking.enabled=false"]
-    overrides += ["training.steps=100000", "hosts.settle_seconds=0.5", "checkpoint.every_steps=1000"]
-    overrides += ["hosts.growth_margin=0"]  # four hosts again after each failure
-    job = load_job(ROOT / "jobs" / "configs" / "quickstart.yaml", overrides)
+def job_of(folder: Path, name: str, *overrides: str) -> Job:
+    """The quickstart's job without an end and nearly without saves, which takes newcomers in at once."""
+    common = [f"name={name}", f"storage.uri={folder}", f"data.uri={folder / 'data'}", "tracking.enabled=false"]
+    common += ["training.steps=100000", "hosts.settle_seconds=0.5", "checkpoint.every_steps=1000"]
+    job = load_job(ROOT / "jobs" / "configs" / "quickstart.yaml", [*common, "hosts.growth_margin=0", *overrides])
     prepare(open_corpus("python-stdlib"), job.data.uri, job.model.vocab_size)
     return job
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = ["trainer", "hang", "host", "node", "drain", "coordinator", "partition"]
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="*", choices=kinds, default=kinds)
     parser.add_argument("--json", type=Path, help="write every single measurement here")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, LocalCluster() as cluster:
-        job = _job(Path(folder))
-        cluster.add_nodes(2, HOSTS // 2)
-        watch, results = Watch(), {}
-
-        def drive() -> None:
-            try:
-                steps = Path(folder) / job.name / "steps.jsonl"
-                results.update(measure(watch, cluster, steps, arguments.repeats))
-            finally:
-                if running.is_set():
-                    os.kill(os.getpid(), signal.SIGTERM)  # ends the job gracefully
-
-        running = threading.Event()
-        running.set()
-        thread = threading.Thread(target=drive)
-        thread.start()
-        try:
-            outcome = run_job(job, address=cluster.address, on_status=watch.take)
-        finally:
-            running.clear()
-        thread.join()
-        print(f"job: {outcome.state} {outcome.message}")
+    results: dict[str, list[Row]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if by_ray := [kind for kind in arguments.only if kind != "partition"]:
+            results |= on_ray(by_ray, arguments.repeats, Path(folder))
+        if "partition" in arguments.only:
+            results["partition"] = partitions(arguments.repeats, Path(folder))
     print(f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print(table(results))
     print(f"\n{parts_table(results)}")
