@@ -117,7 +117,7 @@ def test_another_metric_and_of_equal_values_the_later(store: Store, tmp_path: Pa
     }
 
 
-def test_a_damaged_checkpoint_does_not_count_so_the_last_good_one_stays(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_count_so_the_last_good_one_stays(store: Store, tmp_path: Path) -> None:  # FA-10
     for step in (10, 20, 30, 40):
         committed(store, tmp_path, step)
     store.delete(object_path(40, 1, 0))

@@ -165,7 +165,7 @@ def test_fewer_hosts_than_the_job_needs_wait_for_more(corpus: Path, reference: L
 @pytest.mark.parametrize("hosts", ["a", "abc"])
 def test_total_loss_resumes_from_the_last_checkpoint_on_other_hosts(
     corpus: Path, reference: Lines, tmp_path: Path, hosts: str
-) -> None:  # OP-01
+) -> None:  # OP-01, FA-09
     job = make_job(corpus, tmp_path, "total", "parallel.pp=1", "hosts.max=2")
     with LocalJob(job) as first:
         first.start_hosts("ab")
@@ -187,7 +187,7 @@ def test_total_loss_resumes_from_the_last_checkpoint_on_other_hosts(
 @pytest.mark.parametrize("damage", ["flip", "truncate"])
 def test_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(
     corpus: Path, reference: Lines, tmp_path: Path, damage: str
-) -> None:
+) -> None:  # FA-10
     job = make_job(corpus, tmp_path, "damaged", "parallel.pp=1", "hosts.max=2")
     with LocalJob(job) as first:
         first.start_hosts("ab")

@@ -173,7 +173,7 @@ def test_of_two_submissions_of_one_job_at_once_the_later_goes_on_and_the_other_e
 
 def test_a_server_that_stands_still_stops_no_step_and_the_next_checkpoint_succeeds(
     corpus: Path, reference: Lines, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # FA-05
     with running_s3_server() as server:  # one of its own: it is stopped
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

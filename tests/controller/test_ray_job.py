@@ -166,7 +166,7 @@ def test_one_job_of_a_name_at_a_time(cluster: LocalCluster, corpus: Path, refere
 
 def test_killed_driver_and_resubmission_on_other_hosts(
     cluster: LocalCluster, corpus: Path, reference: Lines, tmp_path: Path
-) -> None:
+) -> None:  # FA-07
     """Total loss: nothing of the job survives its driver, and the next submission goes on from the last checkpoint."""
     with RayJob(make_job(corpus, tmp_path, "total", *DATA), cluster.address) as first:
         first.pause(step=12)
