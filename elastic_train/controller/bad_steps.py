@@ -31,6 +31,11 @@ class BadSteps:
             action = "end" if trouble.ends else "roll_back"
             self._record("bad_step", step=step, action=action, detail=trouble.detail)
 
+    def resumed(self, line: Message) -> None:
+        """The run goes on after the step of ``line``; {}: after none."""
+        if "skipped" in line:
+            self._no_retry.add(line["step"] + 1)
+
     def step_finished(self, line: Message) -> str | None:
         """``line`` is of the newest step; a sentence when the job must end because too many were left out."""
         step, failure = line["step"], self._failure

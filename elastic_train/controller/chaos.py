@@ -100,7 +100,11 @@ class Chaos:
                 return ray.get(getattr(self._coordinator, method).remote(*arguments), timeout=_PATIENCE_SECONDS)
             except ray.exceptions.ActorDiedError as error:
                 raise _CoordinatorGone from error
-            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            except (
+                ray.exceptions.RayActorError,
+                ray.exceptions.RayTaskError,
+                ray.exceptions.GetTimeoutError,
+            ) as error:
                 if time.monotonic() > deadline:
                     raise _CoordinatorGone from error
                 time.sleep(_POLL_SECONDS)

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_ANSWER_SECONDS = 10.0
+_AWAY_SECONDS = 30.0
+"""A coordinator that has died is back sooner."""
+
 
 @contextmanager
 def coordinator_of(name: str, address: str | None) -> Iterator[Any | None]:
@@ -33,10 +37,9 @@ def coordinator_of(name: str, address: str | None) -> Iterator[Any | None]:
 
 def job_status(name: str, address: str | None = None) -> dict[str, Any] | None:
     """The status of a running job, None when it is not running (its job folder tells the rest)."""
-    import ray
 
     with coordinator_of(name, address) as actor:
-        return None if actor is None else dict(ray.get(actor.status.remote(), timeout=10.0))
+        return None if actor is None else dict(_ask(actor.status))
 
 
 def stop_job(name: str, address: str | None = None, grace: float = 60.0) -> bool:
@@ -46,13 +49,25 @@ def stop_job(name: str, address: str | None = None, grace: float = 60.0) -> bool
     with coordinator_of(name, address) as actor:
         if actor is None:
             return False
-        ray.get(actor.stop.remote("stop_job"), timeout=10.0)
         deadline = time.monotonic() + grace
-        while time.monotonic() < deadline:
-            try:
-                if ray.get(actor.status.remote(), timeout=10.0)["state"] in ("finished", "failed", "killed"):
-                    break
-            except ray.exceptions.RayActorError:
-                break  # it has ended and is gone
-            time.sleep(0.2)
+        try:
+            _ask(actor.stop, "stop_job")
+            while time.monotonic() < deadline and _ask(actor.status)["state"] not in ("finished", "failed", "killed"):
+                time.sleep(0.2)
+        except ray.exceptions.ActorDiedError:
+            pass  # it has ended and is gone
         return True
+
+
+def _ask(method: Any, *arguments: Any) -> Any:
+    """The coordinator's answer; one that has died is waited for while Ray starts it again."""
+    import ray
+
+    deadline = time.monotonic() + _AWAY_SECONDS
+    while True:
+        try:
+            return ray.get(method.remote(*arguments), timeout=_ANSWER_SECONDS)
+        except (ray.exceptions.ActorUnavailableError, ray.exceptions.RayTaskError):
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.2)

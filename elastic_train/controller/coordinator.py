@@ -24,7 +24,7 @@ from elastic_train.controller.growth import Growth
 from elastic_train.controller.hangs import culprit
 from elastic_train.controller.host_server import HostServer
 from elastic_train.controller.inventory import Inventory, SnapshotSet
-from elastic_train.controller.job_folder import JobFolder
+from elastic_train.controller.job_folder import JobFolder, JobMismatch
 from elastic_train.controller.members import (
     Generation,
     HostRecord,
@@ -108,12 +108,12 @@ class Coordinator:
         self._on_event = on_event
         self._folder = JobFolder(job)
         self.members = Membership(self._record)
-        self._server = HostServer(token, self._join, self._handle, self._lose)
+        self._server = HostServer(token, self._join, self._handle, self._lose, self._fail)
         self.log = StepLog(self._folder, on_event, self._record)
         self._inventory = Inventory()
         self._rendezvous = Rendezvous(address)
         self._checkpointer = Checkpointer(job, self._folder, self._inventory, self.members.hosts)
-        self._saving = Saving(job, self._folder, self._checkpointer, self._spawn, self._record, self._on_superseded)
+        self._saving = Saving(job, self._folder, self._checkpointer, self.spawn, self._record, self._on_superseded)
         self._copies = Copies(job.snapshot.partners, self._record)
         self._setbacks = Setbacks(job.failure.max_errors, self._record)
         self._preemption = Preemption(self._record)
@@ -159,20 +159,22 @@ class Coordinator:
         address = await self._server.start(self._address, self._port)
         if self._stories is not None:
             self._stories.listen(time.monotonic())
-        self._spawn(self._watch())
-        self._spawn(self._saving.watch_claim())
+        self.spawn(self._watch())
+        self.spawn(self._saving.watch_claim())
         if self._stories is None and self.log.finished_step >= self.job.training.steps:
             self._end(State.FINISHED, f"step {self.log.finished_step} was already reached")
         return address
 
     def _open_job(self, data: OpenedData) -> None:
-        past = PastRun.read(self._folder.decisions(), self._run_id) if self._run_id else None
+        past = PastRun.read(self._folder.decisions(), self._run_id) if self._run_id else PastRun()
+        if past.superseded:
+            raise JobMismatch(f"another submission of {self.job.name} has taken over from this run")
         step = self._saving.open()
         resumes = self._checkpointer.committed is not None
         self._generation_count = self._folder.last_generation()
         if not resumes:
             begin_from_source(self.job, data, self._folder.store)
-        if past is not None:
+        if past.began:
             self._come_back(past)
             return
         self._decide(run=self._run_id)
@@ -186,6 +188,8 @@ class Coordinator:
     def stop(self, reason: str) -> None:
         """End the job gracefully: checkpoint the newest finished step, then let everybody go."""
         if self.state.ended or self.state == State.FINISHING:
+            return
+        if self._stories is not None and self._stories.past.finishing is not None:
             return
         self._record("stop_requested", reason=reason)
         if self._stories is not None:
@@ -211,7 +215,7 @@ class Coordinator:
         self._decide(finishing=state.value, reason=reason)
         self._cancel_plan()
         self.members.tell({"type": "release"})
-        self._spawn(self._finish_later(state, reason))
+        self.spawn(self._finish_later(state, reason))
 
     async def _finish_later(self, state: State, reason: str) -> None:
         try:
@@ -228,12 +232,13 @@ class Coordinator:
         """The newest step that is whole in memory, its layout and its line."""
         snapshots = self._inventory.newest_complete(self.members.nodes())
         layout = self._layouts.get(snapshots.generation) if snapshots else None
-        if snapshots is not None:
+        if snapshots is not None and self.state == State.FINISHING:  # else a generation may be on its way to that step
             self.log.catch_up(self.generation, snapshots.step)
         return snapshots, layout, self.log.last_line
 
     def _end(self, state: State, reason: str) -> None:
         self.state, self.message = state, reason
+        self._stories = self._survey = None
         self._cancel_plan()
         self.time.end()
         self._account()
@@ -255,7 +260,8 @@ class Coordinator:
         except StorageError as error:  # the job's end stands, whether storage takes the last lines or not
             logger.error("lines of the job's logs are lost: %s", error)
 
-    def _spawn(self, coroutine: Any) -> None:
+    def spawn(self, coroutine: Any) -> None:
+        """Run it beside everything else until the end; if it fails, so does the job."""
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -263,9 +269,13 @@ class Coordinator:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("coordinator task failed", exc_info=error)
-            if not self.state.ended:
-                self._end(State.FAILED, f"error in the coordinator: {type(error).__name__}: {error}")
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """An error of our own: better an end than a job that hangs."""
+        logger.error("the coordinator failed", exc_info=error)
+        if not self.state.ended:
+            self._end(State.FAILED, f"error in the coordinator: {type(error).__name__}: {error}")
 
     def _decide(self, **decision: Any) -> None:
         """Journal it, with the right by which it is made: what a superseded coordinator decides is nothing."""
@@ -287,7 +297,7 @@ class Coordinator:
     def _join(self, connection: Connection, message: Message) -> HostRecord:
         number = message.get("host") if self._stories is not None else None
         host = self.members.join(connection, message, number)
-        self.time.joined(host.number, back=number is not None)
+        self.time.joined(host.number, back=number is not None and host.number == number)
         self._copies.joined(host.node)
         self._preemption.joined(host)
         if self._stories is not None:
@@ -440,7 +450,7 @@ class Coordinator:
         """Nobody computes, and hosts leave: their state must be in storage first."""
         if not self._parting and any(host.leaving for host in self.members.hosts.values()):
             self._parting = True
-            self._spawn(self._save_parting())
+            self.spawn(self._save_parting())
 
     async def _save_parting(self) -> None:
         try:
@@ -461,6 +471,10 @@ class Coordinator:
     def _come_back(self, past: PastRun) -> None:
         """This run has had a coordinator before: its hosts know what has been done since that died."""
         self.log.go_on()
+        if past.decisions and self.log.last_line.get("generation", 0) < past.decisions[-1].generation:
+            self.log.roll_back(past.decisions[-1].step)  # that had not come to storage
+        self._bad_steps.resumed(self.log.last_line)
+        self.members.count_from(self._folder.last_host())
         self.time.resumed(self.log.finished_step, 0)
         self.time.returned(self._folder.last_account())
         past.replay(self._inventory)
@@ -475,7 +489,6 @@ class Coordinator:
             stories.tell(host, message)
         elif self._survey is not None:
             self._survey.tell(host, message)
-        self._watch_return()
 
     def _watch_return(self) -> None:
         stories, now = self._stories, time.monotonic()
@@ -503,10 +516,10 @@ class Coordinator:
     def _know(self, stories: Stories) -> Generation | None:
         """The generation that the hosts have told of, with the steps of it that are not logged yet."""
         self._stories = self._survey = None
-        if (newest := stories.decision) is not None and newest.generation > self._generation_count:
+        if (newest := stories.decision) is not None and newest.generation not in self._layouts:
             self._inventory.open_generation(newest.generation, newest.layout.world_size)
             self._layouts[newest.generation] = newest.layout
-            self._generation_count = newest.generation
+            self._generation_count = max(newest.generation, self._generation_count)
         return stories.rebuilt(self.log.finished_step)
 
     def _adopt(self, stories: Stories) -> None:
@@ -515,14 +528,17 @@ class Coordinator:
         assert generation is not None and stories.decision is not None
         self.generation = generation
         number, generation.partners = generation.number, self._copies.choose(generation.members)
+        known = self.log.last_line.get("generation") == number
         stories.describe(number, self._inventory)
         self.log.catch_up(generation, stories.finished_step)
         self.time.adopted((member.number for member in generation.members), self.log.finished_step)
         self._saving.returned(self.log.finished_step)
-        self._growth.formed(stories.decision.choice)
+        self._growth.formed(stories.decision.choice(self.job))
         self.state = State.FORMING
-        if self.log.last_line.get("generation") == number:
+        if known:
             self.state, generation.first_step_at = State.RUNNING, generation.formed
+        elif self.log.finished_step > generation.start_step:
+            self._on_first_step(generation)
         self._record(
             "generation_adopted", generation=number, step=self.log.finished_step, steps=self.log.finished_step - before
         )
@@ -530,6 +546,8 @@ class Coordinator:
         self.members.tell(self._news("adopted", number))
         for step in sorted(generation.stepped):
             self._finish_if_whole(number, step)
+        if (reason := self._bad_steps.step_finished(self.log.last_line)) is not None:
+            self._finish(State.FAILED, reason)
         for host, message in stories.later:
             self._handle(host, message)
         if self.log.finished_step >= self.job.training.steps and self.state in (State.FORMING, State.RUNNING):
@@ -712,12 +730,18 @@ class Coordinator:
         self.time.failed(trouble.began, trouble.seen)
         if self._planned is None:
             delay = 0.0 if trouble.kind in _ALONE else _SETTLE_SECONDS
-            self._planned = asyncio.get_running_loop().call_later(delay, self._replan)
+            self._planned = asyncio.get_running_loop().call_later(delay, self._replan_or_fail)
 
     def _cancel_plan(self) -> None:
         if self._planned is not None:
             self._planned.cancel()
             self._planned = None
+
+    def _replan_or_fail(self) -> None:
+        try:
+            self._replan()
+        except Exception as error:
+            self._fail(error)
 
     def _replan(self) -> None:
         self._planned = None
@@ -734,7 +758,7 @@ class Coordinator:
             self._finish(State.FAILED, reason)
         elif cause.kind == "damaged":
             self.generation.refusing = True
-            self._spawn(self._refuse_checkpoint(cause))
+            self.spawn(self._refuse_checkpoint(cause))
         elif cause.kind == "storage":
             self._wait_for_storage(cause, cause.detail)
         else:

@@ -29,19 +29,22 @@ class CoordinatorLink:
 
     async def connect(self) -> Connection:
         """Raises OSError when nobody listens there, nor anywhere else in time."""
+        loop = asyncio.get_running_loop()
+        address = await loop.run_in_executor(None, self._find)  # what was there at first may be another's by now
         try:
-            return await self._connect(self._address)
+            return await self._connect(address or self._address)
         except OSError:
-            if (connection := await self.connect_again()) is None:
+            if (connection := await self.connect_again(loop.time())) is None:
                 raise
             return connection
 
-    async def connect_again(self) -> Connection | None:
-        """A connection to the coordinator that has come back; None when it did not in time."""
+    async def connect_again(self, since: float) -> Connection | None:
+        """A connection to the coordinator, gone ``since`` (seconds of the loop's clock); None when not back in time."""
         if self._patience <= 0:
             return None
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout_at(since + self._patience):
+                await asyncio.sleep(_PAUSE_SECONDS)  # also between connections that it takes and ends at once
                 return await self._keep_trying()
         except TimeoutError:
             return None

@@ -90,6 +90,10 @@ class Host:
         patience = self._job.failure.coordinator_seconds
         self._link = CoordinatorLink(settings.coordinator, find_coordinator or (lambda: settings.coordinator), patience)
         self._coordinator: Connection | None = None
+        self._gone_since: float | None = None
+        """when the coordinator that had taken us was last there, while it is not (seconds of the loop's clock)"""
+        self._notice: tuple[float, str] | None = None
+        """when this machine will be taken away (same clock), and why"""
         self._number: int | None = None
         """as the coordinator calls this host"""
         self._ready_seconds: float | None = None
@@ -154,6 +158,7 @@ class Host:
 
     async def _serve(self) -> None:
         """Obey the coordinator, and after its death the one that comes back."""
+        loop = asyncio.get_running_loop()
         while True:
             await self._obey()
             if self._ending.is_set():
@@ -161,17 +166,21 @@ class Host:
             connection = None
             if self._number is not None:  # else it was never ours: it did not take us
                 self._go_on_alone()
-                connection = await self._link.connect_again()
+                self._gone_since = self._gone_since or loop.time()
+                connection = await self._link.connect_again(self._gone_since)
             if connection is None:
                 self._end("the coordinator is gone")
                 return
-            self._lease.answered(asyncio.get_running_loop().time())
+            self._lease.answered(loop.time())
             self._coordinator = connection
             self._join()
 
     def _go_on_alone(self) -> None:
         assert self._coordinator is not None
         self._coordinator.close()
+        if self._lease.left(asyncio.get_running_loop().time()) <= 0:
+            self._do_release({})  # we stood still, and the others may have gone on: only our images are of use
+            return
         self._alone = True
         self._lend()
 
@@ -203,6 +212,7 @@ class Host:
                 ],
             }
         )
+        self._tell_notice()
         if self._alone:
             self._tell(self._story.as_message())
         if self._ready_seconds is not None:
@@ -258,10 +268,18 @@ class Host:
 
     def _tell_of_the_end(self, seconds: float, reason: str) -> None:
         """This machine will be taken away."""
-        self._tell({"type": "preemption_notice", "deadline_seconds": seconds, "reason": reason})
+        self._notice = asyncio.get_running_loop().time() + seconds, reason
+        self._tell_notice()
+
+    def _tell_notice(self) -> None:
+        """Also each coordinator that comes back: the one before has taken it to the grave."""
+        if self._notice is not None:
+            seconds = max(0.0, self._notice[0] - asyncio.get_running_loop().time())
+            self._tell({"type": "preemption_notice", "deadline_seconds": seconds, "reason": self._notice[1]})
 
     def _do_welcome(self, message: Message) -> None:
         self._job_folder, self._number = message["job_folder"], message["host"]
+        self._gone_since = None
 
     def _do_assign(self, message: Message) -> None:
         self._kill_trainer()
@@ -297,14 +315,14 @@ class Host:
 
     def _do_survey(self, message: Message) -> None:
         """The coordinator that has come back forms a generation: whatever runs here must not change images any more."""
-        self._spawn(self._survey())
-
-    async def _survey(self) -> None:
         trainer = self._trainer
-        self._do_release({})
+        self._do_release(message)
+        self._spawn(self._survey(trainer))
+
+    async def _survey(self, trainer: TrainerProcess | None) -> None:
         if trainer is not None:
             await trainer.ended.wait()
-        found = await asyncio.get_running_loop().run_in_executor(self._workers, adoptable, self._pool.path)
+        found = await asyncio.to_thread(adoptable, self._pool.path)  # not behind the uploads
         self._tell(
             {
                 "type": "surveyed",
@@ -438,7 +456,9 @@ class Host:
             self._story.refused(message["generation"], message["step"], node)
             self._tell({"type": "copy_refused", "error": str(error), **told})
         except (OSError, CheckpointError) as error:
-            self._tell({"type": "copy_failed", "error": str(error), **told})
+            failed = {"type": "copy_failed", "error": str(error), **told}
+            self._story.copy_failed(failed)
+            self._tell(failed)
         else:
             self._story.held(message["generation"], message["step"], node, message["image"])
             self._tell({"type": "held", **told})

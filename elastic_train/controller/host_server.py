@@ -31,8 +31,9 @@ class HostServer:
         join: Callable[[Connection, Message], HostRecord],
         handle: Callable[[HostRecord, Message], None],
         lose: Callable[[HostRecord], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
-        self._token, self._join, self._handle, self._lose = token, join, handle, lose
+        self._token, self._join, self._handle, self._lose, self._fail = token, join, handle, lose, fail
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str, port: int = 0) -> tuple[str, int]:
@@ -59,7 +60,15 @@ class HostServer:
                 self._handle(host, message)
         except (WireError, TimeoutError) as error:
             logger.warning("dropping a connection: %s", str(error) or "it did not say who it is")
+        except Exception as error:
+            self._fail(error)
         finally:
             connection.close()
             if host is not None:
-                self._lose(host)
+                self._leave(host)
+
+    def _leave(self, host: HostRecord) -> None:
+        try:
+            self._lose(host)
+        except Exception as error:
+            self._fail(error)

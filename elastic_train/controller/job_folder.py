@@ -134,6 +134,11 @@ class JobFolder:
         last = next(told, None)
         return last if last is not None and last["event"] == "time_account" else None
 
+    def last_host(self) -> int:
+        """The largest number that a host has been given."""
+        lines = read_json_lines(self.store, "ledger.jsonl")
+        return max((line["host"] for line in lines if line["event"] == "host_joined"), default=0)
+
     def mlflow_run_id(self) -> str | None:
         """The MLflow run of the earlier submissions."""
         lines = read_json_lines(self.store, "journal.jsonl")

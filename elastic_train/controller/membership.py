@@ -29,6 +29,10 @@ class Membership:
         """when the first host of this run was ready"""
         self._looked: float | None = None
 
+    def count_from(self, number: int) -> None:
+        """Numbers up to this one have been given before."""
+        self._count = number
+
     def join(self, connection: Connection, message: Message, number: int | None = None) -> HostRecord:
         """A host has shown the token and says who it is; ``number``: what it was called before it came back."""
         event = "host_returned"

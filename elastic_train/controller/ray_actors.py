@@ -49,7 +49,6 @@ class CoordinatorActor:
         self._events: list[dict[str, Any]] = []
         self._coordinator: Coordinator | None = None
         self._tracking = TrackingFeed(self._job)
-        self._drains: asyncio.Future[None] | None = None
 
     async def start(self) -> dict[str, Any]:
         """Open the job and listen: ``{"address": [ip, port]}``, or ``{"problem": sentence}`` if that cannot be."""
@@ -63,7 +62,7 @@ class CoordinatorActor:
             self._coordinator = Coordinator(self._job, here, self._token, self._on_event, self._run_id)
             self._coordinator.on_opened = self._tracking.start
             address = await self._coordinator.start()
-            self._drains = asyncio.ensure_future(DrainWatch(draining_nodes, self._coordinator.drain).watch())
+            self._coordinator.spawn(DrainWatch(draining_nodes, self._coordinator.drain).watch())
         except (ConfigError, JobMismatch, StorageError, DataError, CheckpointError) as error:
             return {"problem": str(error)}
         return {"address": list(address)}
@@ -116,8 +115,6 @@ class CoordinatorActor:
         """Release everything; returns the last status."""
         status = await self.status()
         status["tracking"] = await self._tracking.close(status["state"])
-        if self._drains is not None:
-            self._drains.cancel()
         await (await self._running()).close()
         return status
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.inventory import Inventory
 from elastic_train.controller.members import Generation, HostRecord, Trouble
 from elastic_train.controller.setbacks import how_it_ended
+from elastic_train.controller.story import LAST_WORDS
 from elastic_train.controller.wire import Message
+from elastic_train.planner.cost import CostModel
 from elastic_train.planner.layouts import LayoutChoice
 
 BROKEN_SECONDS = 2.0
@@ -38,10 +41,10 @@ class Decision:
     reason: str
     cost: float
 
-    @property
-    def choice(self) -> LayoutChoice:
-        """As the planner had made it."""
-        return LayoutChoice(self.layout, self.layout.world_size, 0, [self.reason], self.cost)
+    def choice(self, job: Job) -> LayoutChoice:
+        """As the planner had made it; only hosts may know of the decision, and these know nothing of its cost."""
+        cost = self.cost or CostModel(job).step(self.layout).total
+        return LayoutChoice(self.layout, self.layout.world_size, 0, [self.reason], cost)
 
 
 @dataclass(slots=True)
@@ -55,20 +58,24 @@ class PastRun:
     """for hosts, when the coordinator died"""
     finishing: tuple[str, str] | None = None
     """(state, reason) of the end that was being made"""
+    began: bool = False
+    superseded: bool = False
+    """another run of the job has begun since"""
 
     @classmethod
-    def read(cls, journal: Iterable[Mapping[str, Any]], run_id: str) -> PastRun | None:
-        """None when the journal's last run is another one: it begins."""
+    def read(cls, journal: Iterable[Mapping[str, Any]], run_id: str) -> PastRun:
+        """What the journal says of ``run_id``; ``began`` is False when that is nothing."""
         past, current, newest = cls(), False, 0
         for line in journal:
             if (claim := line.get("claim", 0)) < newest:
                 continue  # of a coordinator that had been stopped and did not know that it is superseded
             newest = claim
             if "run" in line:
-                past, current = cls(), line["run"] == run_id
+                current = line["run"] == run_id
+                past.began, past.superseded = past.began or current, past.began and not current
             elif current:
                 past._add(line)
-        return past if current else None
+        return past
 
     def _add(self, line: Mapping[str, Any]) -> None:
         if "generation" in line:
@@ -208,15 +215,13 @@ class Stories:
     def _last_words(self) -> list[Trouble]:
         """What the trainers of the newest generation said of their ends."""
         said = [(told.host, word) for told in self._ranks.values() for word in told.message["last_words"]]
-        said += [(host, message) for host, message in self.later if message["type"] in ("error", "trainer_ended")]
+        said += [(host, message) for host, message in self.later if message["type"] in LAST_WORDS]
         return [_trouble(host, word) for host, word in said]
 
     def cause(self) -> Trouble:
         """Why a new generation is formed: rather not the echo of another's end."""
-        troubles = self._last_words()
-        if not troubles:
-            return Trouble("coordinator_lost", "not all hosts came back with a trainer that steps on")
-        return next((trouble for trouble in troubles if not trouble.is_echo), troubles[0])
+        own = (trouble for trouble in self._last_words() if not trouble.is_echo)
+        return next(own, Trouble("coordinator_lost", "not all hosts came back with a trainer that steps on"))
 
     def first_unknown(self, logged_step: int) -> int:
         """The first step after ``logged_step`` that no host has told of."""
@@ -261,6 +266,8 @@ def _trouble(host: HostRecord, word: Message) -> Trouble:
     """What a trainer's last word says."""
     if word["type"] == "trainer_ended":
         return how_it_ended(host, word)
+    if word["type"] == "copy_failed":
+        return Trouble("copy_failed", f"rank {word['rank']}: {word['error']}")
     detail = f"rank {word['rank']}, step {word['step']}: {word['error']}"
     return Trouble(word["kind"], detail, traceback=word["traceback"])
 

@@ -189,6 +189,8 @@ class _Run:
         self._step = 0
         self._fit_error: BaseException | None = None
         self._stop_sent = False
+        self._end: tuple[str, str] | None = None
+        """state and message of the job's end, once it was told"""
         self._controller: Any = None
         """Ray Train's controller actor; a coordinator that has come back does not know it"""
         self._closed = False
@@ -238,7 +240,7 @@ class _Run:
             fit.start()
             while not _ended(status := self._status()) and fit.is_alive():
                 self._on_status(status)
-                self._pass_on_signal()
+                self._pass_on_signal(status)
                 self._controller = self._controller or self._ask("controller")
                 time.sleep(_POLL_SECONDS)
             self._wait_for_hosts(fit)
@@ -247,6 +249,8 @@ class _Run:
     def _status(self) -> Status:
         status: Status = self._ask("status")
         self._step = status["step"]
+        if _ended(status):
+            self._end = status["state"], status["message"]
         return status
 
     def _ask(self, method: str, *arguments: Any) -> Any:
@@ -265,8 +269,9 @@ class _Run:
                 logger.info("the coordinator has died and is started again")
                 time.sleep(_POLL_SECONDS)
 
-    def _pass_on_signal(self) -> None:
-        if self._signals.received is not None and not self._stop_sent:
+    def _pass_on_signal(self, status: Status) -> None:
+        """Until the job is ending: a coordinator that dies with the request does not know of it when it is back."""
+        if self._signals.received is not None and status["state"] != "finishing":
             self._stop_sent = True
             self._ask("stop", signal.Signals(self._signals.received).name)
 
@@ -312,7 +317,9 @@ class _Run:
         self._closed = True
         self._on_status(status)
         state, message = status["state"], status["message"]
-        if not _ended(status):
+        if not _ended(status) and self._end is not None:
+            state, message = self._end  # of a coordinator that died after it
+        elif not _ended(status):
             state, message = "failed", f"Ray Train ended before the job did: {self._fit_error or 'no error was given'}"
         received = self._signals.received if self._stop_sent else None
         told = {"traceback": status["traceback"], "tracking": status.get("tracking") or {}, "time": status["time"]}

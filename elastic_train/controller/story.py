@@ -7,7 +7,8 @@ from typing import Any
 
 from elastic_train.controller.wire import Message
 
-_LAST_WORDS = ("error", "trainer_ended")
+LAST_WORDS = ("error", "trainer_ended", "copy_failed")
+"""What a generation does not go on after."""
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Story:
         elif message["type"] == "stepped":
             self._steps[message["step"]] = Stepped(message)
             self.finished_step = max(self.finished_step, message["step"] - 1)  # else the image had not been written
-        elif message["type"] in _LAST_WORDS:
+        elif message["type"] in LAST_WORDS:
             self._last_words.append(message)
             self.over()
 
@@ -77,9 +78,16 @@ class Story:
         if (stepped := self._of(generation, step)) is not None and node in stepped.message["copies"]:
             stepped.message["copies"].remove(node)
 
+    def copy_failed(self, message: Message) -> None:
+        """A partner that should have a copy has none."""
+        if self._is_of(message["generation"]):
+            self.told(message)
+
+    def _is_of(self, generation: int) -> bool:
+        return self._part is not None and self._part["generation"] == generation
+
     def _of(self, generation: int, step: int) -> Stepped | None:
-        current = self._part is not None and self._part["generation"] == generation
-        return self._steps.get(step) if current else None
+        return self._steps.get(step) if self._is_of(generation) else None
 
     def finished(self, step: int, stored: int) -> None:
         """``step`` is whole everywhere, and the lines up to ``stored`` are in storage."""

@@ -112,18 +112,21 @@ class TimeAccount:
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._began = self._known_until = clock()
         """the run's begin, and until when an earlier coordinator of it had accounted"""
+        self._back: set[int] = set()
+        """hosts whose time since then is charged"""
 
     # -- hosts ---------------------------------------------------------------------------------------------------
 
     def joined(self, host: int, *, back: bool = False) -> None:
         """A host is connected; it counts from now on, or was there all the time and is ``back``."""
-        self._outside[host] = self._known_until if back else self._clock()
+        self._outside[host] = self._known_until if back and host not in self._back else self._clock()
         if back:
+            self._back.add(host)
             self._ready.add(host)
 
     def ready(self, host: int) -> None:
         """It could train from now on."""
-        if host in self._outside:
+        if host in self._outside and host not in self._ready:
             self._charge_outside(host, self._clock())
         self._ready.add(host)
 

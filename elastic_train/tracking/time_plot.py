@@ -93,7 +93,8 @@ def pieces(lines: Sequence[Line]) -> list[Piece]:
             begin, before = line["time"], {}
             continue
         spent = {cause: seconds - before.get(cause, 0.0) for cause, seconds in line["seconds"].items()}
-        begin = line["time"] if begin is None else begin
+        if begin is None:  # within a run: what was before is not ours to draw
+            begin, before = line["time"], line["seconds"]
         if line["time"] > begin:
             found.append((begin, line["time"], spent))
             begin, before = line["time"], line["seconds"]

@@ -25,7 +25,9 @@ def test_coordinator_is_found_at_its_new_address() -> None:
     async def run() -> Connection | None:
         gone, (server, address) = await ended_address(), await listen()
         answers = iter([None, gone, address])
-        connection = await CoordinatorLink(gone, lambda: next(answers), 60.0).connect_again()
+        connection = await CoordinatorLink(gone, lambda: next(answers), 60.0).connect_again(
+            asyncio.get_running_loop().time()
+        )
         server.close()
         return connection
 
@@ -39,6 +41,6 @@ def test_coordinator_that_does_not_come_back_is_given_up(patience: float) -> Non
         link = CoordinatorLink(gone, lambda: gone, patience)
         with pytest.raises(OSError):
             await link.connect()
-        return await link.connect_again()
+        return await link.connect_again(asyncio.get_running_loop().time())
 
     assert asyncio.run(run()) is None

@@ -23,7 +23,8 @@ def generation(number: int, step: int, **more: Any) -> dict[str, Any]:
 
 def past(*lines: dict[str, Any]) -> PastRun:
     found = PastRun.read([{"claim": 1} | line for line in ({"run": "us"}, *lines)], "us")
-    assert found is not None
+    assert found.began
+    assert not found.superseded
     return found
 
 
@@ -41,13 +42,15 @@ def returned(run: PastRun) -> tuple[Stories, list[HostRecord]]:
     return stories, hosts("ab")
 
 
-def test_journal_of_another_run_or_of_none_is_no_past() -> None:
-    assert PastRun.read([], "us") is None
-    assert PastRun.read([{"run": "us"}], "us") == PastRun()  # what it decided had not come to storage, if anything
-    assert PastRun.read([{"run": "us"}, generation(1, 0), {"run": "them"}], "us") is None
-    assert PastRun.read([{"run": "them"}, generation(1, 0)], "us") is None
+def test_a_run_is_its_own_and_not_another() -> None:
+    assert not PastRun.read([], "us").began
+    assert not PastRun.read([{"run": "them"}, generation(1, 0)], "us").began
+    run = PastRun.read([{"run": "us"}], "us")  # what it decided had not come to storage, if anything
+    assert (run.began, run.superseded, run.decisions) == (True, False, [])
+    run = PastRun.read([{"run": "us"}, generation(1, 0), {"run": "them"}, generation(2, 5)], "us")
+    assert (run.began, run.superseded) == (True, True)
     run = PastRun.read([{"run": "them"}, generation(1, 0), {"run": "us"}, generation(2, 10)], "us")
-    assert run is not None and [decision.generation for decision in run.decisions] == [2]
+    assert [decision.generation for decision in run.decisions] == [2]
 
 
 def test_what_a_superseded_coordinator_decided_is_nothing() -> None:
