@@ -152,6 +152,8 @@ class Story:
             return f"{told['at']:7.1f} s  {told['kind']}: {told['victim']}, at step {told['step']}"
         if told["told"] == "missed":
             return f"{told['at']:7.1f} s  {told['kind']}: not done; {told['reason']}"
+        if told["told"] == "adopted":
+            return f"           coordinator back at step {told['step']}; {told['steps']} were done without it"
         if told["told"] == "recovered":
             self._recovered.append(told["seconds"])
             place = f"from step {told['step']} as {told['layout']}"

@@ -40,6 +40,7 @@ STATE_STYLES = {
     "running": "green",
     "training": "green",
     "spare": "cyan",
+    "starting": "yellow",
     "joining": "yellow",
     "full": "yellow",
     "leaving": "yellow",

@@ -120,7 +120,7 @@ class FailureConfig(Section):
     heartbeat_seconds: Annotated[float, Field(gt=0)] = Field(default=0.5, description="between two heartbeats")
     lease_seconds: Annotated[float, Field(gt=0)] = Field(
         default=10.0,
-        description="a host not heard of for this long is lost; its trainer is killed three heartbeats earlier",
+        description="a host not heard of for this long is lost; its trainer is killed shortly before",
     )
     coordinator_seconds: Annotated[float, Field(ge=0)] = Field(
         default=60.0, description="so long the trainers go on without a coordinator that has died; 0: they end with it"

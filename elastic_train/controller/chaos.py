@@ -35,8 +35,12 @@ class _Watch:
     def recoveries(self, status: dict[str, Any]) -> Iterator[Told]:
         for event in status["last_events"]:
             key = (event["time"], event["event"])
-            if event["event"] == "generation_formed" and event["time"] >= self.since and key not in self.seen:
-                self.seen.add(key)
+            if event["time"] < self.since or key in self.seen:
+                continue
+            self.seen.add(key)
+            if event["event"] == "generation_adopted":
+                yield {"told": "adopted", "step": event["step"], "steps": event["steps"]}
+            elif event["event"] == "generation_formed":
                 yield {
                     "told": "recovered",
                     "cause": event["cause"],

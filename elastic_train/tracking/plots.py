@@ -37,6 +37,7 @@ CAUSES = {
     "bad_step": "bad step",
     "straggler": "straggler replaced",
     "hang": "hang",
+    "coordinator_lost": "coordinator lost",
     "growth": "host joined",
     "start": "resubmitted",
 }
