@@ -123,7 +123,8 @@ class Drill:
         if status["state"] != "running":
             return
         if self.killed_at is None:
-            if status["step"] >= self.steps * KILL_AT:
+            spread = {host["node"] for host in status["hosts"] if host["rank"] is not None}
+            if status["step"] >= self.steps * KILL_AT and len(spread) == WORKER_NODES:  # somebody must be left
                 self._kill(status)
         elif self.returned_at is None and status["step"] >= self.killed_step + STEPS_WITHOUT:
             self.returned_at = time.time()

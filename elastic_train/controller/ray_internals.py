@@ -136,24 +136,28 @@ class HostPolicy(ScalingPolicy):
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         now = time.monotonic()
         self._first_look = self._first_look or now
-        seats = count_seats(self._seat_resources) + self._wish()
+        free = count_seats(self._seat_resources)
+        sizes = [self._minimum, self._maximum - self._minimum]
+        placed = [_is_placed(group) for group in self._wishes]
+        seats = free + sum(size for size, is_placed in zip(sizes, placed, strict=False) if is_placed)
         if seats >= self._maximum or (seats >= self._minimum and now - self._first_look >= self._wait_seconds):
-            self._first_look = None
-            self._withdraw_wishes()
-            return ResizeDecision(num_workers=min(seats, self._maximum), resources_per_worker=self._seat_resources)
+            # A group that is removed while Ray is placing it keeps its node's resources for ever.
+            if all(is_placed or size > free for size, is_placed in zip(sizes, placed, strict=False)):
+                self._first_look = None
+                self._withdraw_wishes()
+                return ResizeDecision(num_workers=min(seats, self._maximum), resources_per_worker=self._seat_resources)
+        elif all(placed):
+            self._wish(sizes[len(placed) :])
         time.sleep(_NOOP_PAUSE_SECONDS)
         return NoopDecision()
 
-    def _wish(self) -> int:
-        """Let the seats that the job needs, and once it has those the rest, wait to be placed; returns how many are.
+    def _wish(self, sizes: list[int]) -> None:
+        """Let the seats that the job needs, and once it has those the rest, wait to be placed.
 
         Each group is placed as a whole or not at all: two jobs that wait do not take each other's last seats.
         """
-        sizes = [self._minimum, self._maximum - self._minimum]
-        placed = [_is_placed(group) for group in self._wishes]
-        if len(self._wishes) < len(sizes) and all(placed) and sizes[len(self._wishes)]:
-            self._wishes.append(placement_group([self._seat_resources] * sizes[len(self._wishes)]))
-        return sum(size for size, is_placed in zip(sizes, placed, strict=False) if is_placed)
+        if sizes and sizes[0]:
+            self._wishes.append(placement_group([self._seat_resources] * sizes[0]))
 
     def _withdraw_wishes(self) -> None:
         for group in self._wishes:
