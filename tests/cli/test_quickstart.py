@@ -17,7 +17,7 @@ from elastic_train.storage.store import Store
 
 pytestmark = pytest.mark.cluster
 
-STEPS = 300
+STEPS = 400
 """Steps of a quarter of a second, so that the node is back (torch imported, settled) well before the last one."""
 
 
