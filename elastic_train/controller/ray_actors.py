@@ -64,6 +64,9 @@ class CoordinatorActor:
             address = await self._coordinator.start()
             self._coordinator.spawn(DrainWatch(draining_nodes, self._coordinator.drain).watch())
         except (ConfigError, JobMismatch, StorageError, DataError, CheckpointError) as error:
+            if self._coordinator is not None:
+                await self._coordinator.close()
+                self._coordinator = None
             return {"problem": str(error)}
         return {"address": list(address)}
 
@@ -112,7 +115,10 @@ class CoordinatorActor:
         (await self._running()).stop(reason)
 
     async def close(self) -> dict[str, Any]:
-        """Release everything; returns the last status."""
+        """Release everything; returns the last status, {} when the job never started."""
+        if self._coordinator is None and self._started is not None:
+            await self._tracking.close("failed")
+            return {}
         status = await self.status()
         status["tracking"] = await self._tracking.close(status["state"])
         await (await self._running()).close()

@@ -28,7 +28,7 @@ class TrackingFeed:
     def start(self, folder: JobFolder) -> None:
         """Start the writer and continue the run of an earlier submission, if there was one."""
         uri = tracking_uri(self._job.tracking, self._job.storage.uri)
-        if uri is None:
+        if uri is None or self._tracker is not None:  # the job is opened again, as storage was away
             return
         loop = asyncio.get_running_loop()
 
