@@ -53,7 +53,7 @@ def test_a_job_in_a_bucket_ends_with_its_curve_logs_and_checkpoints(
     assert ledger[0]["event"] == "job_started"
     assert ledger[-1]["event"] == "job_finished"
     assert ledger[-1]["status"] == "finished"
-    assert [line["generation"] for line in lines(job, "journal")] == [1]
+    assert [line["generation"] for line in lines(job, "journal") if "generation" in line] == [1]
     assert "checkpoint_failed" not in {event["event"] for event in ledger}
     steps = whole_checkpoints(job)
     assert (len(steps), steps[-1]) == (2, 30)  # keep_last=2
@@ -87,7 +87,7 @@ def test_after_a_total_loss_the_job_goes_on_from_the_bucket_on_another_number_of
     assert_same_curve(lines(job(3), "steps"), reference)
     assert [event["step"] for event in second.told("resumed")] == [last]
     assert set(second.told("generation_formed")[0]["restored_bytes"]) == {"object"}
-    generations = [line["generation"] for line in lines(job(3), "journal")]
+    generations = [line["generation"] for line in lines(job(3), "journal") if "generation" in line]
     assert generations == sorted(set(generations))
     assert whole_checkpoints(job(3))[-1] == 30
 
