@@ -100,6 +100,12 @@ def test_damaged_objects_are_refused_by_name_and_the_job_falls_back(
     job = s3_job(server, s3_bucket, corpus, "damaged", *settings)
     with LocalJob(job) as first:
         first.start_hosts("a")
+        first.wait_step(1)
+        while len(first.told("checkpoint_committed")) < 4:  # on a busy machine all steps may be done before
+            first.pause_trainer()
+            first.wait(lambda _: first.coordinator._checkpointer.running is None)
+            first.resume_trainer()
+            first.wait_step(first.status()["step"] + 1)
         assert first.finish()["state"] == "finished"
     store = job_store(job)
     store.delete(read_catalog(store).find(30).path)  # as if it had not come to its end
@@ -165,7 +171,9 @@ def test_of_two_submissions_of_one_job_at_once_the_later_goes_on_and_the_other_e
     assert "another submission of this job has taken over: claim 1 on " in runs[0].coordinator.message
     assert runs[0].told("checkpoint_committed") == []
     assert [host.returncode for run in runs for host in run.hosts.values()] == [0] * 3
-    assert whole_checkpoints(job) == [10, 20, 30]
+    saved = whole_checkpoints(job)
+    assert saved[-1] == 30
+    assert set(saved) <= {10, 20, 30}  # one that falls due while the last is being written is left out
     catalog = read_catalog(job_store(job))
     assert {checkpoint.claim for checkpoint in catalog.committed} == {catalog.claim.number if catalog.claim else 0}
     assert_same_curve(lines(job, "steps"), reference)  # the other has not written over its log
