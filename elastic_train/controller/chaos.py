@@ -129,7 +129,7 @@ class Chaos:
             if _ended(status):
                 return self._wait(until)
             victim = self._victim(fault, status)
-            if victim is not None or time.monotonic() >= until:
+            if time.monotonic() >= until or (victim is not None and self._saboteurs.finds(fault, victim)):
                 break
             time.sleep(_POLL_SECONDS)
         at = time.monotonic() - begun

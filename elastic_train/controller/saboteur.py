@@ -78,6 +78,17 @@ class Saboteurs:
             self._actors[node].ready.remote()
         return self._actors[node]
 
+    def finds(self, fault: Fault, victim: Victim) -> bool:
+        """Whether a trainer is still there: a status is old by the time it is read, and generations come and go."""
+        if fault.kind not in (Kind.KILL_TRAINER, Kind.HANG):
+            return True
+        call = self.prepare(victim.node).signal.remote(victim.trainer_pid, victim.host_pid, 0)
+        try:
+            return not ray.get(call, timeout=_ANSWER_SECONDS)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            self._actors.pop(victim.node, None)
+            return False
+
     def strike(self, fault: Fault, victim: Victim) -> str:
         """Do what ``fault`` says to ``victim``; a sentence when it cannot be done, else ""."""
         if fault.kind == Kind.DRAIN:
