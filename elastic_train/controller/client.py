@@ -49,14 +49,26 @@ def stop_job(name: str, address: str | None = None, grace: float = 60.0) -> bool
     with coordinator_of(name, address) as actor:
         if actor is None:
             return False
-        deadline = time.monotonic() + grace
         try:
             _ask(actor.stop, "stop_job")
-            while time.monotonic() < deadline and _ask(actor.status)["state"] not in ("finished", "failed", "killed"):
-                time.sleep(0.2)
         except ray.exceptions.ActorDiedError:
-            pass  # it has ended and is gone
+            return False  # it had ended before
+        _await_end(actor, grace)
         return True
+
+
+def _await_end(actor: Any, grace: float) -> None:
+    """Return when the job has ended, at the latest after ``grace`` seconds; its driver then ends the actor."""
+    import ray
+
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline:
+        try:
+            if _ask(actor.status)["state"] in ("finished", "failed", "killed"):
+                return
+        except ray.exceptions.ActorDiedError:
+            return
+        time.sleep(0.2)
 
 
 def _ask(method: Any, *arguments: Any) -> Any:

@@ -189,6 +189,7 @@ def test_end_of_controller_needs_no_request_for_resources() -> None:
     policy = HostPolicy(ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1}), 1, 1, 0.0, str, id)
     policy.before_controller_abort()
     asyncio.run(policy.before_controller_shutdown())
+    expect(policy._coordinator_client, None)
 
 
 def test_nodes_can_be_drained_and_the_head_be_told_from_the_others() -> None:
