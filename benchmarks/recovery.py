@@ -4,7 +4,7 @@
 
 The quickstart's model (5 M parameters), layout pp2 x dp_shard2, on a local Ray cluster of a head and two worker nodes
 (real raylets). After every failure the benchmark waits until four hosts train again. ``trainer``, ``host`` and ``node``
-are killed (SIGKILL); ``hang``: a trainer is stopped (SIGSTOP), with ``failure.hang_seconds`` 1; ``drain``: Ray is told
+are killed (SIGKILL); ``hang``: a trainer is stopped (SIGSTOP), with ``failure.hang_seconds`` 0.5; ``drain``: Ray is told
 that a node ends in 20 s, and the seconds are between two finished steps; ``coordinator`` is killed, and the seconds
 are what the longest step until its return takes beyond a usual one; ``partition``: without Ray, one of four hosts in
 network namespaces of their own loses its link, with ``failure.lease_seconds`` 4 (needs root). Loopback and shared
@@ -161,7 +161,7 @@ def on_ray(kinds: list[str], repeats: int, folder: Path) -> dict[str, list[Row]]
     """All failures of one job on real raylets, one after the other."""
     results: dict[str, list[Row]] = {}
     with LocalCluster() as cluster:
-        job = job_of(folder, "recovery", "failure.hang_seconds=1")
+        job = job_of(folder, "recovery", "failure.hang_seconds=0.5", "failure.heartbeat_seconds=0.1")
         refill(cluster, nodes=2, cpus=HOSTS // 2)
         with RayJob(job, cluster.address) as run:
             bench = Bench(run, folder / job.name)
@@ -189,8 +189,7 @@ def partitions(repeats: int, folder: Path) -> list[Row]:
             row = bench.recovery(lambda status, node=node: machines[node].cut())
             rows.append(row)
             print(f"partition {number + 1}: {row['seconds']:.2f} s", flush=True)
-            machines[node].reconnect()
-            run.start_host(f"{node} again {number}", node, machines[node])
+            machines[node].reconnect()  # its host comes back by itself
         run.stop()
         run.finish()
     return rows

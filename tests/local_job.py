@@ -96,11 +96,16 @@ class LocalJob:
         deadline = time.monotonic() + seconds
         while not condition(status := self.status()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"gave up waiting after {seconds} s: {status}")
+                raise AssertionError(f"gave up waiting after {seconds} s: {status}; hosts: {self._last_words()}")
             if status["state"] in ("finished", "failed", "killed"):
                 raise AssertionError(f"the job ended first: {status}")
             time.sleep(0.02)
         return status
+
+    def _last_words(self) -> dict[str, str]:
+        """Why hosts have ended; empty for one that was killed or is there."""
+        ended = {name: process for name, process in self.hosts.items() if process.poll() is not None}
+        return {name: process.stdout.read().strip() for name, process in ended.items() if process.stdout}
 
     def wait_step(self, step: int, seconds: float = 120.0) -> dict[str, Any]:
         return self.wait(lambda status: status["step"] >= step, seconds)
@@ -129,6 +134,10 @@ class LocalJob:
             return self.coordinator.begin_outage(seconds)
 
         return str(self._call(begin()))
+
+    def stand_still(self, seconds: float) -> None:
+        """The coordinator does nothing for so long, nor reads what comes."""
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
 
     def drain(self, node: str, seconds: float | None, reason: str = "test") -> None:
         """Tell the coordinator that a node will be taken away."""

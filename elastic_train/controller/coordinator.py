@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_SECONDS = 0.03
 """The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
+_GRACE_SECONDS = 1.0
+"""After we stood still all leases may be over: so long the hosts have to come back, with what they have in memory."""
 _ALONE = ("trainer_killed", "trainer_crashed", "out_of_memory", "hang", "start", "growth")
 """What is told once, not by several ranks or hosts."""
 _WATCH_SECONDS = 0.25
@@ -117,6 +119,7 @@ class Coordinator:
         self._copies = Copies(job.snapshot.partners, self._record)
         self._setbacks = Setbacks(job.failure.max_errors, self._record)
         self._preemption = Preemption(self._record)
+        self._grace_until = 0.0
         self._parting = False
         """the state is being saved before hosts leave that alone may have it"""
         self._stragglers = Stragglers(job.failure, job.snapshot.partners, self.members.usable, self._record)
@@ -295,6 +298,10 @@ class Coordinator:
     # -- hosts ---------------------------------------------------------------------------------------------------
 
     def _join(self, connection: Connection, message: Message) -> HostRecord:
+        if (before := self.members.superseded(message)) is not None:
+            before.silent = True
+            before.connection.abort()
+            self._lose(before)
         number = message.get("host") if self._stories is not None else None
         host = self.members.join(connection, message, number)
         self.time.joined(host.number, back=number is not None and host.number == number)
@@ -313,6 +320,8 @@ class Coordinator:
         return host
 
     def _lose(self, host: HostRecord) -> None:
+        if self.members.hosts.get(host.number) is not host:
+            return  # it is here again, over another connection
         self.members.leave(host)
         self._checkpointer.host_lost(host)
         if self._stories is not None:
@@ -364,7 +373,8 @@ class Coordinator:
     async def _watch(self) -> None:
         """What no message tells: leases, hangs, hosts that have settled."""
         while not self.state.ended:
-            self.members.cut_silent(asyncio.get_running_loop().time(), self.job.failure.lease_seconds)
+            if self.members.cut_silent(asyncio.get_running_loop().time(), self.job.failure.lease_seconds):
+                self._stood_still()
             self._watch_hang()
             self._watch_return()
             self._watch_newcomers()
@@ -373,6 +383,12 @@ class Coordinator:
             if time.monotonic() - self._accounted >= _ACCOUNT_SECONDS:
                 self._account()
             await asyncio.sleep(_WATCH_SECONDS)
+
+    def _stood_still(self) -> None:
+        """What seems to be late is our own doing."""
+        self._grace_until = time.monotonic() + _GRACE_SECONDS
+        if self.generation is not None:
+            self.generation.last_progress = time.time()
 
     def _watch_hang(self) -> None:
         generation = self.generation
@@ -390,12 +406,24 @@ class Coordinator:
             if ready >= self.job.hosts.max or (waited and ready >= self.job.hosts.min):
                 self._form(Trouble("start", f"{ready} hosts are ready"))
         elif self.state == State.WAITING:
-            if time.monotonic() >= self._resume_at and self._choice(self.members.usable()) is not None:
+            hosts, asked = self.members.usable(), time.monotonic() >= self._resume_at
+            if asked and self._choice(hosts) is not None and not self._more_may_come(hosts):
                 again = self._resume_at > 0
                 self._form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
         elif self.state == State.RUNNING and self.generation is not None:
             settled = [host for host in self.members.usable() if self._settled(host) and not host.slow]
             self._growth_due = self._growth.consider(self._choice(settled), self.log.finished_step)
+
+    def _more_may_come(self, hosts: list[HostRecord]) -> bool:
+        """Hosts have just come, and with what they have in memory the job would be set back: others may have it."""
+        newest = max((host.ready_since or 0.0 for host in hosts), default=0.0)
+        if time.time() - newest >= self.job.hosts.settle_seconds:
+            return False
+        return self._restorable().step < self.log.finished_step
+
+    def _restorable(self) -> RestorePlan:
+        saved = self._checkpointer.committed, self._checkpointer.committed_generation
+        return plan_restore(self._inventory, self.members.nodes(), *saved)
 
     def _watch_copies(self) -> None:
         """Nodes get full and are tried again: tell the hosts where their copies go from now on."""
@@ -744,8 +772,11 @@ class Coordinator:
             self._fail(error)
 
     def _replan(self) -> None:
-        self._planned = None
         assert self.generation is not None
+        if time.monotonic() < self._grace_until and not self.members.all_there(self.generation.members):
+            self._planned = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, self._replan_or_fail)
+            return
+        self._planned = None
         troubles = self.generation.troubles
         cause = next((trouble for trouble in troubles if not trouble.is_echo), troubles[0])
         cause.happened = min(trouble.began for trouble in troubles)
@@ -794,8 +825,7 @@ class Coordinator:
         self._cancel_plan()
         self._growth_due, self._resume_at = None, 0.0
         choice = self._choice(self.members.usable())
-        saved = self._checkpointer.committed, self._checkpointer.committed_generation
-        restore = plan_restore(self._inventory, self.members.nodes(), *saved)
+        restore = self._restorable()
         self.log.catch_up(self.generation, restore.step)
         if self.log.finished_step >= self.job.training.steps and restore.step >= self.log.finished_step:
             self._finish(State.FINISHED, f"all {self.log.finished_step} steps are done")

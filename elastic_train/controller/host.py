@@ -1,9 +1,9 @@
 """A host: the long-lived process that owns one seat. It forks trainers and moves their snapshots, it never computes.
 
 It imports neither torch nor mlflow. What arrives over its connection to the coordinator is obeyed in order. When the
-connection falls silent the host kills its trainer before the others go on without it (``lease``). When it ends the
-coordinator has died: the trainer steps on as long as the others' hosts let theirs, and the coordinator that comes back
-is told of it.
+connection falls silent the host kills its trainer before the others go on without it (``lease``), and comes back as a
+newcomer with its images. When it ends the coordinator has died: the trainer steps on as long as the others' hosts let
+theirs, and the coordinator that comes back is told of it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Host:
             if self._ending.is_set():
                 return
             connection = None
-            if self._number is not None:  # else it was never ours: it did not take us
+            if self._number is not None or self._lease_is_over():  # else it did not take us
                 self._go_on_alone()
                 self._gone_since = self._gone_since or loop.time()
                 connection = await self._link.connect_again(self._gone_since)
@@ -178,8 +178,8 @@ class Host:
     def _go_on_alone(self) -> None:
         assert self._coordinator is not None
         self._coordinator.close()
-        if self._lease.left(asyncio.get_running_loop().time()) <= 0:
-            self._do_release({})  # we stood still, and the others may have gone on: only our images are of use
+        if self._lease_is_over():  # the others may have gone on: only our images are of use
+            self._do_release({})
             return
         self._alone = True
         self._lend()
@@ -240,25 +240,42 @@ class Host:
                 return
             orders[message["type"]](message)
 
+    def _lease_is_over(self) -> bool:
+        return self._lease.left(asyncio.get_running_loop().time()) <= 0
+
     async def _heartbeat(self) -> None:
+        """While there is a connection; without one it is nobody's lease that the trainer runs on."""
         loop, seconds = asyncio.get_running_loop(), self._job.failure.heartbeat_seconds
+        while True:
+            assert self._coordinator is not None
+            pause = seconds
+            if not self._coordinator.closed:
+                if self._lease_is_over():
+                    self._give_up_lease()
+                else:
+                    self._beat(loop.time())
+                    pause = min(seconds, max(0.0, self._lease.left(loop.time())))
+            await asyncio.sleep(pause)
+
+    def _beat(self, now: float) -> None:
+        trainer = self._trainer
+        self._tell(
+            {
+                "type": "heartbeat",
+                "sent": now,
+                "generation": trainer.generation if trainer else 0,
+                "started_step": trainer.control.started_step if trainer else 0,
+                "beats": trainer.control.beats if trainer else 0,
+                "process": process_state(trainer.pid) if trainer and trainer.pid else "",
+            }
+        )
+
+    def _give_up_lease(self) -> None:
+        """Nobody answers, or we stood still: the others go on without this host, or will in a moment."""
         assert self._coordinator is not None
-        while self._coordinator.closed or self._lease.left(loop.time()) > 0:
-            trainer = self._trainer
-            self._tell(
-                {
-                    "type": "heartbeat",
-                    "sent": loop.time(),
-                    "generation": trainer.generation if trainer else 0,
-                    "started_step": trainer.control.started_step if trainer else 0,
-                    "beats": trainer.control.beats if trainer else 0,
-                    "process": process_state(trainer.pid) if trainer and trainer.pid else "",
-                }
-            )
-            left = self._lease.left(loop.time())
-            await asyncio.sleep(seconds if self._coordinator.closed else min(seconds, max(0.0, left)))
-        self._kill_trainer()
-        self._end(f"the lease ran out: no heartbeat was answered for {self._lease.seconds:.1f} s")
+        logger.warning("the lease ran out: no heartbeat was answered for %.1f s", self._lease.seconds)
+        self._do_release({})
+        self._coordinator.abort()  # it comes back as a newcomer
 
     async def _watch_forkserver(self) -> None:
         self._ready_seconds = await self._forkserver.wait_ready()

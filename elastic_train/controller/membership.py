@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from elastic_train.controller.members import HostRecord
 from elastic_train.controller.wire import Connection, Message
@@ -70,6 +70,11 @@ class Membership:
         """Those that may be members of the next generation."""
         return [host for host in self.hosts.values() if host.usable]
 
+    def all_there(self, members: Iterable[HostRecord]) -> bool:
+        """Whether the process of each is connected and ready, under this number or another one."""
+        there = {(host.node, host.pid) for host in self.hosts.values() if host.ready}
+        return all((member.node, member.pid) in there for member in members)
+
     def ready_count(self) -> int:
         return sum(host.ready for host in self.hosts.values())
 
@@ -77,11 +82,16 @@ class Membership:
         """Where snapshots can be read."""
         return set(self.by_node)
 
-    def cut_silent(self, now: float, lease_seconds: float) -> None:
+    def superseded(self, message: Message) -> HostRecord | None:
+        """The record of the very process that now joins over another connection: it gave up the one before."""
+        host = self.hosts.get(message.get("host") or 0)
+        return host if host is not None and (host.pid, host.node) == (message["pid"], message["node"]) else None
+
+    def cut_silent(self, now: float, lease_seconds: float) -> bool:
         """End the connections that were not heard for as long as a lease; ``now`` is the event loop's time.
 
         Called often: when it was not, the event loop itself stood still, and what hosts said meanwhile is still to be
-        read.
+        read. Returns whether that is so.
         """
         stood_still = self._looked is not None and now - self._looked > max(_STOOD_STILL_SECONDS, lease_seconds / 2)
         self._looked = now
@@ -89,6 +99,7 @@ class Membership:
             if not stood_still and now - host.connection.last_heard > lease_seconds:
                 host.silent = True
                 host.connection.abort()
+        return stood_still
 
     def tell(self, message: Message, but: Callable[[HostRecord], bool] = lambda host: False) -> None:
         """Send ``message`` to all hosts, ``but`` those."""

@@ -47,6 +47,8 @@ def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
         first.start_hosts("ab")
         first.wait_step(3)
         os.kill(first.trainer_pids()[0], signal.SIGKILL)
+        first.wait(lambda status: status["step"] >= 11 and status["state"] == "running")
+        first.pause_trainer()  # else the few steps could be over before the slow storage has taken one
         first.wait(lambda status: any(event["step"] >= 10 for event in first.told("checkpoint_committed")))
         for name in first.hosts:
             first.kill_host(name)
