@@ -4,11 +4,11 @@
 
 The quickstart's model (5 M parameters), layout pp2 x dp_shard2, on a local Ray cluster of a head and two worker nodes
 (real raylets). After every failure the benchmark waits until four hosts train again. ``trainer``, ``host`` and ``node``
-are killed (SIGKILL); ``hang``: a trainer is stopped (SIGSTOP), with ``failure.hang_seconds`` 0.5; ``drain``: Ray is told
-that a node ends in 20 s, and the seconds are between two finished steps; ``coordinator`` is killed, and the seconds
-are what the longest step until its return takes beyond a usual one; ``partition``: without Ray, one of four hosts in
-network namespaces of their own loses its link, with ``failure.lease_seconds`` 4 (needs root). Loopback and shared
-cores: the figures are of this machine and are not to be set against a cluster's.
+are killed (SIGKILL); ``hang``: a trainer is stopped (SIGSTOP), with ``failure.hang_seconds`` 0.5; ``drain``: Ray is
+told that a node ends in 20 s, and the seconds are between two finished steps; ``coordinator`` is killed, and the
+seconds are what the longest step until its return takes beyond a usual one; ``partition``: without Ray, one of four
+hosts in network namespaces of their own loses its link, with ``failure.lease_seconds`` 4 (needs root). Loopback and
+shared cores: the figures are of this machine and are not to be set against a cluster's.
 """
 
 from __future__ import annotations
@@ -62,6 +62,9 @@ class Bench:
         """Wait until four hosts have trained for some steps."""
         settled = self._run.wait(whole, WAIT_SECONDS)["step"] + SETTLED_STEPS
         return self._run.wait(lambda status: whole(status) and status["step"] >= settled, WAIT_SECONDS)
+
+    def status(self) -> Status:
+        return self._run.wait(lambda status: True, WAIT_SECONDS)
 
     def await_generation(self, after: int) -> None:
         self._run.wait(lambda status: status["generation"] > after and status["state"] == "running", WAIT_SECONDS)
@@ -138,11 +141,9 @@ def measure(kind: str, number: int, bench: Bench, cluster: LocalCluster, job: Jo
         return bench.stall(lambda status: kill_coordinator(cluster))
     if kind == "drain":
         row = bench.recovery(lambda status: drain(cluster, job.name), planned=True)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while all(node.process.poll() is None for node in cluster.nodes):  # Ray ends it
-            if time.monotonic() > deadline:
-                raise TimeoutError("the drained node has not ended")
-            time.sleep(0.1)
+        homes = {id(cluster.node_of(host["pid"])) for host in bench.status()["hosts"]}
+        for node in [node for node in cluster.nodes[1:] if id(node) not in homes]:
+            cluster.kill_node(node)  # which is what the notice was about
     elif kind == "node":
 
         def strike(status: Status) -> None:
