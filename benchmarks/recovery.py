@@ -63,8 +63,9 @@ class Bench:
         settled = self._run.wait(whole, WAIT_SECONDS)["step"] + SETTLED_STEPS
         return self._run.wait(lambda status: whole(status) and status["step"] >= settled, WAIT_SECONDS)
 
-    def status(self) -> Status:
-        return self._run.wait(lambda status: True, WAIT_SECONDS)
+    def await_hosts(self, count: int) -> Status:
+        """Until only so many are there."""
+        return self._run.wait(lambda status: len(status["hosts"]) == count, WAIT_SECONDS)
 
     def await_generation(self, after: int) -> None:
         self._run.wait(lambda status: status["generation"] > after and status["state"] == "running", WAIT_SECONDS)
@@ -141,7 +142,7 @@ def measure(kind: str, number: int, bench: Bench, cluster: LocalCluster, job: Jo
         return bench.stall(lambda status: kill_coordinator(cluster))
     if kind == "drain":
         row = bench.recovery(lambda status: drain(cluster, job.name), planned=True)
-        homes = {id(cluster.node_of(host["pid"])) for host in bench.status()["hosts"]}
+        homes = {id(cluster.node_of(host["pid"])) for host in bench.await_hosts(HOSTS // 2)["hosts"]}
         for node in [node for node in cluster.nodes[1:] if id(node) not in homes]:
             cluster.kill_node(node)  # which is what the notice was about
     elif kind == "node":
