@@ -42,6 +42,8 @@ PARTS = ("detection", "teardown", "form", "restore", "first_step")
 WAIT_SECONDS = 180.0
 SETTLED_STEPS = 5
 """Steps on four hosts before the next failure."""
+WATCHED_STEPS = 20
+"""Without a coordinator, and before that for comparison."""
 
 Status = dict[str, Any]
 Row = dict[str, float]
@@ -101,17 +103,20 @@ class Bench:
         }
 
     def stall(self, strike: Callable[[Status], None]) -> Row:
-        """What the longest of the next steps takes beyond a usual one."""
+        """What the longest of the next steps takes beyond a usual one, and what that of as many steps before took."""
+        begin = self.settle()["step"]
+        self.await_step(begin + WATCHED_STEPS)
         status = self.settle()
         strike(status)
-        self.await_step(status["step"] + 4 * SETTLED_STEPS)
+        self.await_step(status["step"] + WATCHED_STEPS)
         took = {line["step"]: line["seconds"] + line["stall_seconds"] for line in self.lines("steps")}
-        usual = statistics.median(took[step] for step in range(status["step"] - SETTLED_STEPS, status["step"]))
-        longest = max(seconds for step, seconds in took.items() if step > status["step"])
+        before = [took[step] for step in range(status["step"] - WATCHED_STEPS + 1, status["step"] + 1)]
+        usual, longest = statistics.median(before), max(s for step, s in took.items() if step > status["step"])
         adopted = [event for event in self.lines("ledger") if event["event"] == "generation_adopted"]
         if not adopted:
             raise RuntimeError("the coordinator did not adopt the generation")
-        return {"seconds": longest - usual, "steps_lost": 0.0, "steady_step_seconds": usual}
+        row = {"seconds": longest - usual, "without": max(before) - usual, "steady_step_seconds": usual}
+        return row | {"steps_lost": 0.0}
 
 
 def kill(kind: str, number: int) -> Callable[[Status], None]:
@@ -245,6 +250,9 @@ def main() -> None:
     print(f"\n{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
     print(table(results))
     print(f"\n{parts_table(results)}")
+    if rows := results.get("coordinator"):
+        median = statistics.median(row["without"] for row in rows)
+        print(f"\ncoordinator: in as many steps with it the longest took {median:.2f} s beyond a usual one")
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
 
