@@ -22,8 +22,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from elastic_train.checkpoint.hf_export import export_hf
 from elastic_train.config.job import Job
 from elastic_train.config.load import load_job
 from elastic_train.controller.job_folder import job_store
-from elastic_train.controller.local_cluster import LocalCluster
+from elastic_train.controller.local_cluster import LocalCluster, LocalNode
 from elastic_train.controller.time_account import account_of_runs
 from elastic_train.data.audit import audit_samples
 from elastic_train.data.corpus import open_corpus
@@ -57,34 +55,52 @@ def job_of(server: S3Server, data: Path, name: str, *overrides: str) -> Job:
     return load_job(ROOT / "jobs" / "configs" / "quickstart.yaml", [*common, *overrides])
 
 
-@contextmanager
-def replaced_nodes(cluster: LocalCluster, pause: float) -> Iterator[Counter[str]]:
-    """Meanwhile, a worker node that is lost comes back after ``pause`` seconds; counts how many did."""
-    over, count = threading.Event(), Counter[str]()
+class Cloud:
+    """Takes away the nodes that it has given notice of, and replaces what is lost, after ``pause`` seconds."""
 
-    def watch() -> None:
-        while not over.wait(0.2):
-            for node in [node for node in cluster.nodes[1:] if node.process.poll() is not None]:
-                cluster.kill_node(node)  # what is left of it
-                count["lost"] += 1
-                over.wait(pause)
-            missing = NODES - len(cluster.nodes[1:])
-            if missing and not over.is_set():
-                cluster.add_nodes(missing, SEATS)
-                count["replaced"] += missing
+    def __init__(self, cluster: LocalCluster, run: RayJob, pause: float) -> None:
+        self.count = Counter[str]()
+        self._cluster, self._run, self._pause = cluster, run, pause
+        self._homes: dict[str, LocalNode | None] = {}
+        """Ray's id of a node -> the node"""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield count
-    finally:
-        over.set()
-        thread.join()
+    def __enter__(self) -> Cloud:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.2):
+            self._take_away()
+            for node in [node for node in self._cluster.nodes[1:] if node.process.poll() is not None]:
+                self._cluster.kill_node(node)  # what is left of it
+                self.count["lost"] += 1
+                self._over.wait(self._pause)
+            missing = NODES - len(self._cluster.nodes[1:])
+            if missing and not self._over.is_set():
+                self._cluster.add_nodes(missing, SEATS)
+                self.count["replaced"] += missing
+
+    def _take_away(self) -> None:
+        status = self._run.status
+        for host in status["hosts"]:
+            self._homes.setdefault(host["node"], self._cluster.node_of(host["pid"]))
+        for event in status.get("last_events", ()):
+            if event["event"] == "preemption_notice" and time.time() > event["time"] + event["deadline_seconds"]:
+                node = self._homes.get(event["node"])
+                if node is not None and node in self._cluster.nodes:
+                    node.kill()
+                    self.count["taken away"] += 1
 
 
 def struck(job: Job, cluster: LocalCluster, arguments: argparse.Namespace) -> tuple[dict[str, Any], Counter[str], str]:
     """Run the job under fire; returns its outcome, the nodes lost and replaced, and what the chaos command printed."""
-    with RayJob(job, cluster.address) as run, replaced_nodes(cluster, arguments.replace) as nodes:
+    with RayJob(job, cluster.address) as run, Cloud(cluster, run, arguments.replace) as cloud:
         run.wait(lambda status: status["step"] >= 10, 240)
         command = [sys.executable, "-m", "elastic_train.cli.main", "chaos", "llama3", job.name, "--lasting", "10s"]
         command += ["--speed", str(arguments.speed), "--for", f"{arguments.duration}s", "--seed", str(arguments.seed)]
@@ -96,7 +112,7 @@ def struck(job: Job, cluster: LocalCluster, arguments: argparse.Namespace) -> tu
             told.append(line)
         chaos.wait()
         run.driver.send_signal(signal.SIGTERM)
-        return run.finish(), nodes, "".join(told)
+        return run.finish(), cloud.count, "".join(told)
 
 
 def in_peace(job: Job, step: int, cluster: LocalCluster) -> None:
