@@ -184,8 +184,9 @@ def run_chaos(name: str, faults: Sequence[Fault], address: str | None, tell: Cal
     Raises NoSuchJob.
     """
     from elastic_train.controller.client import coordinator_of
+    from elastic_train.controller.ray_internals import ray_messages_to_log
 
-    with coordinator_of(name, address) as coordinator:
+    with ray_messages_to_log(), coordinator_of(name, address) as coordinator:
         if coordinator is None:
             raise NoSuchJob(f"no job named {name} is running there")
         chaos = Chaos(coordinator, tell)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,13 +76,18 @@ class LocalNode:
 
 
 class LocalCluster:
-    """Context manager around a head node with no CPUs for hosts; ``add_node`` starts worker nodes."""
+    """Context manager around a head node with no CPUs for hosts; ``add_nodes`` starts worker nodes.
 
-    def __init__(self, *, include_dashboard: bool = False) -> None:
+    Args:
+        head: IP address of the head node.
+    """
+
+    def __init__(self, *, include_dashboard: bool = False, head: str = _HEAD) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="et-cluster-"))
         self._include_dashboard = include_dashboard
-        self._port = free_port(_HEAD)
-        self.dashboard_port = free_port(_HEAD) if include_dashboard else None
+        self._head = head
+        self._port = free_port(head)
+        self.dashboard_port = free_port(head) if include_dashboard else None
         self.nodes: list[LocalNode] = []
         self._count = 0
         # The kernel ends a node with the thread that started it, so that thread must live as long as the cluster.
@@ -90,14 +96,14 @@ class LocalCluster:
     @property
     def address(self) -> str:
         """Address for ``ray.init`` and ``--address``."""
-        return f"{_HEAD}:{self._port}"
+        return f"{self._head}:{self._port}"
 
     def __enter__(self) -> LocalCluster:
         _share_token()
         options = ["--head", f"--port={self._port}", f"--temp-dir={self._folder / 'ray'}", "--num-cpus=0"]
         options += [f"--include-dashboard={str(self._include_dashboard).lower()}"]
         if self.dashboard_port:
-            options += [f"--dashboard-host={_HEAD}", f"--dashboard-port={self.dashboard_port}"]
+            options += [f"--dashboard-host={self._head}", f"--dashboard-port={self.dashboard_port}"]
         try:
             self._join(options)
         except BaseException:
@@ -132,12 +138,17 @@ class LocalCluster:
         self._starter.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _place(self) -> tuple[str, Sequence[str]]:
+        """Where the next worker node is: its IP address, and what goes before its command."""
+        return f"127.0.0.{self._count + 2}", ()
+
     def _start(self, options: list[str]) -> LocalNode:
         head = "--head" in options
         self._count += not head
-        address = _HEAD if head else f"127.0.0.{self._count + 2}"
+        address, prefix = (self._head, ()) if head else self._place()
         log = self._folder / f"node-{self._count}.log"
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={address}"]
+        command = [*prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+        command += [f"--node-ip-address={address}"]
         command += ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
         command += ["--dashboard-agent-grpc-port=0", "--metrics-export-port=0", "--runtime-env-agent-port=0"]
         command += ["--object-store-memory=100000000", "--disable-usage-stats", *options]

@@ -17,6 +17,8 @@ from elastic_train.controller.host import interface_of
 from elastic_train.controller.ray_internals import drain_node, head_nodes
 
 _ANSWER_SECONDS = 20.0
+_SILENCING = (Kind.PARTITION, Kind.KILL_NODE)
+"""What takes the answer with it: Ray may give the node up before the answer is given up."""
 
 
 class Saboteur:
@@ -108,10 +110,9 @@ class Saboteurs:
             return str(ray.get(call, timeout=_ANSWER_SECONDS))
         except ray.exceptions.RayActorError as error:
             del self._actors[victim.node]
-            return "" if fault.kind == Kind.KILL_NODE else f"{victim.label} was lost meanwhile: {_last_line(error)}"
+            return "" if fault.kind in _SILENCING else f"{victim.label} was lost meanwhile: {_last_line(error)}"
         except ray.exceptions.GetTimeoutError:
-            # A link that is down takes the answer with it.
-            return "" if fault.kind in (Kind.PARTITION, Kind.KILL_NODE) else f"{victim.label} does not answer"
+            return "" if fault.kind in _SILENCING else f"{victim.label} does not answer"
 
     def close(self) -> None:
         """End them."""
