@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from elastic_train.controller.members import HostRecord, choose_partners
+from elastic_train.controller.members import Generation, HostRecord, choose_partners
 from elastic_train.controller.setbacks import Pause
 
 
@@ -45,6 +45,18 @@ class Copies:
             self._record("fewer_copies", copies=fewest, detail=detail)
         self._told = fewest
         return partners
+
+    def look(self, generation: Generation) -> None:
+        """Nodes get full and are tried again: tell the hosts where their copies go from now on."""
+        before, generation.partners = generation.partners, self.choose(generation.members)
+        self.tell(generation, [rank for rank, chosen in enumerate(generation.partners) if chosen != before[rank]])
+
+    def tell(self, generation: Generation, ranks: Iterable[int]) -> None:
+        """Let the hosts of ``ranks`` know their partners."""
+        for rank in ranks:
+            partners = [partner.as_partner() for partner in generation.partners[rank]]
+            message = {"type": "partners", "generation": generation.number, "partners": partners}
+            generation.members[rank].connection.send(message)
 
     def refused(self, node: str, sentence: str) -> None:
         """Leave ``node``, which has no room for a copy, out for a while; longer each time."""

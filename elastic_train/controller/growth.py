@@ -84,12 +84,14 @@ class Growth:
         self._pauses: deque[float] = deque(maxlen=_RECENT_PAUSES)
         self._last_loss = -math.inf
         self._said: tuple[bool, str] | None = None
+        self.due: str | None = None
+        """why newcomers are taken in at the next finished step, if they are"""
 
     def formed(self, choice: LayoutChoice) -> None:
         """A generation with this layout is being formed."""
         self._present = choice
         self._seconds.clear()
-        self._said = None
+        self._said = self.due = None
 
     def running(self, cause: str, recovery_seconds: float) -> None:
         """The generation has finished its first step so long after ``cause`` was seen."""
@@ -105,6 +107,10 @@ class Growth:
 
     def consider(self, candidate: LayoutChoice | None, finished_step: int) -> str | None:
         """The reason to take newcomers in at the next step, or None; ``candidate``: the best layout with them."""
+        self.due = self._decide(candidate, finished_step)
+        return self.due
+
+    def _decide(self, candidate: LayoutChoice | None, finished_step: int) -> str | None:
         present = self._present
         if candidate is None or present is None or not self._seconds or candidate.cost >= present.cost:
             return None

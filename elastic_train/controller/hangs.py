@@ -1,12 +1,21 @@
-"""Whom a generation waits for that makes no progress: said from what the heartbeats tell of each trainer."""
+"""A generation that makes no progress, and whom it waits for: by what the heartbeats tell of each trainer."""
 
 from __future__ import annotations
 
-from elastic_train.controller.members import Generation, HostRecord
+from elastic_train.controller.members import Generation, HostRecord, Trouble
 
 _STOPPED = "Tt"
 """States of a process in /proc: stopped by a signal, or by a debugger."""
 _BLOCKED = "D"
+
+
+def hang(generation: Generation, now: float, seconds: float) -> Trouble | None:
+    """The trouble of a generation in which nobody has gone on for more than ``seconds``; ``now`` as in ``culprit``."""
+    still = now - generation.last_progress
+    if still <= seconds:
+        return None
+    detail = f"no rank made progress for {still:.1f} s: {culprit(generation, now)}"
+    return Trouble("hang", detail, happened=generation.last_progress)
 
 
 def culprit(generation: Generation, now: float) -> str:

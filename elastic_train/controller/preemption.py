@@ -2,7 +2,7 @@
 
 A notice (a drain in Ray, a spot notice of the cloud) gives a node and often a deadline. The job goes on without the
 node's hosts from the next finished step, whose images the others read from the leaving node while it is still there;
-then its hosts are told to end. ``Coordinator`` forms and tells; here is only what it goes by.
+then its hosts are told to end. ``Leaving`` forms and tells; here is only what it goes by.
 """
 
 from __future__ import annotations

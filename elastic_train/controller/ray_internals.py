@@ -38,7 +38,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_train.config.job import Job
-from elastic_train.controller.coordinator import State
+from elastic_train.controller.current_run import State
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.current_run import CurrentRun
 from elastic_train.controller.members import HostRecord
 
 _COUNTS = ("step", "time_account")
@@ -18,38 +19,38 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
     ``tokens_per_second`` follows from them. ``hosts`` has one entry per connected host. ``time`` is the time account of
     this run (``TimeAccount.report``).
     """
-    generation = coordinator.generation
-    line = coordinator.log.last_line
+    run = coordinator.run
+    generation, line = run.generation, run.log.last_line
     status: dict[str, Any] = {
-        "name": coordinator.job.name,
-        "state": coordinator.state.value,
-        "message": coordinator.message,
-        "traceback": coordinator.traceback,
-        "step": coordinator.log.finished_step,
-        "steps": coordinator.job.training.steps,
+        "name": run.job.name,
+        "state": run.state.value,
+        "message": run.message,
+        "traceback": run.traceback,
+        "step": run.log.finished_step,
+        "steps": run.job.training.steps,
         "generation": generation.number if generation else 0,
         "layout": str(generation.layout) if generation else "",
-        "hosts": _hosts(coordinator),
-        "spares": _spares(coordinator),
+        "hosts": _hosts(run),
+        "spares": _spares(run),
         "last_events": [event for event in events[-50:] if event["event"] not in _COUNTS][-10:],
     }
-    status["time"] = coordinator.time.report()
+    status["time"] = run.time.report()
     status |= {key: line.get(key) for key in ("loss", "grad_norm", "lr", "seconds")}
     if line:
         status["tokens_per_second"] = line["valid_tokens"] / line["seconds"]
     return status
 
 
-def _spares(coordinator: Coordinator) -> int:
-    generation = coordinator.generation
-    hosts = [host for host in coordinator.members.hosts.values() if host.usable]
+def _spares(run: CurrentRun) -> int:
+    generation = run.generation
+    hosts = [host for host in run.members.hosts.values() if host.usable]
     return sum(generation is None or not generation.has(host) for host in hosts)
 
 
-def _hosts(coordinator: Coordinator) -> list[dict[str, Any]]:
-    generation = coordinator.generation
+def _hosts(run: CurrentRun) -> list[dict[str, Any]]:
+    generation = run.generation
     hosts = []
-    for host in coordinator.members.hosts.values():
+    for host in run.members.hosts.values():
         rank = generation.rank_of(host) if generation else None
         hosts.append(
             {

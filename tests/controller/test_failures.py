@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.order import SampleOrder
@@ -56,18 +56,19 @@ def test_trainer_killed_when_only_the_news_of_the_last_step_is_missing(
     corpus: Path, reference: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is left to compute, so no generation is formed for it: the job ends with what is in memory."""
-    tell = Coordinator._finish_if_whole
+    job = make_job(corpus, tmp_path, "end", "parallel.pp=1", "hosts.max=2")
+    tell = FinishedSteps.finish_if_whole
 
-    def deaf_at_the_end(self: Coordinator, number: int, step: int) -> None:
-        if step < self.job.training.steps:
+    def deaf_at_the_end(self: FinishedSteps, number: int, step: int) -> None:
+        if step < job.training.steps:
             tell(self, number, step)
 
-    monkeypatch.setattr(Coordinator, "_finish_if_whole", deaf_at_the_end)
-    with LocalJob(make_job(corpus, tmp_path, "end", "parallel.pp=1", "hosts.max=2")) as run:
+    monkeypatch.setattr(FinishedSteps, "finish_if_whole", deaf_at_the_end)
+    with LocalJob(job) as run:
         run.start_hosts("ab")
 
         def all_there(status: dict[str, Any]) -> bool:
-            there = run.coordinator._inventory.newest_complete({"a", "b"})
+            there = run.coordinator.run.inventory.newest_complete({"a", "b"})
             return there is not None and there.step == 30
 
         run.wait(all_there)

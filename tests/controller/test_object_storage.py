@@ -72,7 +72,7 @@ def test_after_a_total_loss_the_job_goes_on_from_the_bucket_on_another_number_of
         return s3_job(server, s3_bucket, corpus, "total-loss", "parallel.pp=1", f"hosts.max={hosts}")
 
     with LocalJob(job(2)) as first:
-        folder = first.coordinator._folder
+        folder = first.coordinator.run.folder
         # A coordinator without last words: only what it flushes on its way gets into the bucket.
         folder.steps._interval = folder.journal._interval = 1e9
         monkeypatch.setattr(folder, "close", lambda: None)
@@ -103,7 +103,7 @@ def test_damaged_objects_are_refused_by_name_and_the_job_falls_back(
         first.wait_step(1)
         while len(first.told("checkpoint_committed")) < 4:  # on a busy machine all steps may be done before
             first.pause_trainer()
-            first.wait(lambda _: first.coordinator._checkpointer.running is None)
+            first.wait(lambda _: first.coordinator.run.checkpointer.running is None)
             first.resume_trainer()
             first.wait_step(first.status()["step"] + 1)
         assert first.finish()["state"] == "finished"

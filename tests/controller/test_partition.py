@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.members import Generation
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
@@ -29,13 +29,13 @@ def test_the_cut_off_side_is_dead_before_the_others_go_on_and_comes_back_as_newc
 ) -> None:
     cut_off: list[int] = []
     still_alive: dict[int, list[int]] = {}
-    on_first_step = Coordinator._on_first_step
+    first_step = FinishedSteps.first_step
 
-    def look(self: Coordinator, generation: Generation) -> None:
+    def look(self: FinishedSteps, generation: Generation) -> None:
         still_alive[generation.number] = alive(cut_off)
-        on_first_step(self, generation)
+        first_step(self, generation)
 
-    monkeypatch.setattr(Coordinator, "_on_first_step", look)
+    monkeypatch.setattr(FinishedSteps, "first_step", look)
     job = make_job(corpus, tmp_path, "partition", "parallel.pp=1", "hosts.max=3", *LEASE)
     with Network() as network, LocalJob(job, address=network.address) as run:
         machines = {node: network.add() for node in "abc"}

@@ -1,0 +1,77 @@
+"""Nodes that are taken away: the job goes on without their hosts, whose state is in safety before they may end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from elastic_train.checkpoint.errors import Fenced
+from elastic_train.controller.current_run import CurrentRun, State
+from elastic_train.controller.ending import Ending
+from elastic_train.controller.members import HostRecord, Trouble
+from elastic_train.controller.preemption import LEFT, Preemption
+
+
+class Leaving:
+    """Decides when the job leaves a node that is being taken away, and when the hosts there are told to end.
+
+    Args:
+        form: forms the next generation, for a reason.
+        spawn: runs a coroutine beside everything else.
+    """
+
+    def __init__(
+        self,
+        run: CurrentRun,
+        preemption: Preemption,
+        ending: Ending,
+        form: Callable[[Trouble], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._run, self._preemption, self._ending = run, preemption, ending
+        self._form, self._spawn = form, spawn
+        self._saving = False
+        """the state is being saved before hosts leave that alone may have it"""
+
+    def notice(self, node: str, deadline_seconds: float | None, reason: str) -> None:
+        """``node`` ends in so many seconds; None: it is not known when."""
+        hosts = self._run.members.by_node.get(node, ())
+        if self._preemption.notice(node, deadline_seconds, reason, hosts) and self._run.state == State.WAITING:
+            self.save_first()
+        self.look()
+
+    def look(self) -> None:
+        """Give a step up that is not finished in time, and tell hosts to end of which nothing is needed any more."""
+        generation = self._run.computing
+        if generation is not None and not generation.refusing:
+            cause = self._preemption.cause(generation) if self._preemption.presses(generation) else None
+            if cause is not None and not generation.troubles:
+                self._form(cause)
+        for host in self._preemption.to_tell(self._run.members.hosts.values(), self._is_needed):
+            host.connection.send({"type": "stop", "reason": LEFT})
+
+    def _is_needed(self, host: HostRecord) -> bool:
+        """Whether a host that leaves computes, or may have on its node what is nowhere else yet."""
+        run = self._run
+        if run.checkpointer.running is not None or run.state == State.FINISHING:
+            return True
+        if run.state == State.RETURNING:
+            return True  # it is not known yet
+        if run.generation is None:
+            return self._saving
+        return run.generation.has(host) or run.generation.first_step_at is None
+
+    def save_first(self) -> None:
+        """Nobody computes, and if hosts leave their state must be in storage first."""
+        if not self._saving and any(host.leaving for host in self._run.members.hosts.values()):
+            self._saving = True
+            self._spawn(self._save())
+
+    async def _save(self) -> None:
+        try:
+            await self._ending.save_newest()
+        except Fenced as error:
+            self._ending.superseded(error)
+        finally:
+            self._saving = False
+        self.look()

@@ -1,0 +1,107 @@
+"""What the trainers of the running generation say: how far they are, what they need, what has gone wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from elastic_train.controller.bad_steps import BadSteps
+from elastic_train.controller.copies import Copies
+from elastic_train.controller.current_run import CurrentRun
+from elastic_train.controller.finished_steps import FinishedSteps
+from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.setbacks import Setbacks, how_it_ended
+from elastic_train.controller.wire import Message
+
+
+class TrainerMessages:
+    """Decides what each message of a trainer, passed on by its host, means.
+
+    Args:
+        trouble: called when the generation cannot go on.
+    """
+
+    def __init__(
+        self,
+        run: CurrentRun,
+        finished_steps: FinishedSteps,
+        copies: Copies,
+        bad_steps: BadSteps,
+        setbacks: Setbacks,
+        trouble: Callable[[Generation, Trouble], None],
+    ) -> None:
+        self._run, self._finished_steps, self._copies = run, finished_steps, copies
+        self._bad_steps, self._setbacks, self._trouble = bad_steps, setbacks, trouble
+
+    def handle(self, host: HostRecord, generation: Generation, message: Message) -> None:
+        """``message`` is of the trainer of ``host`` in ``generation``, the one that is running."""
+        kind, rank = message["type"], message["rank"]
+        generation.last_progress = time.time()
+        if kind == "forked":
+            host.trainer_pid = message["pid"]
+            self._on_phase(generation, "forked")
+        elif kind == "phase":
+            self._on_phase(generation, message["name"], message["seconds"])
+        elif kind == "restored":
+            self._on_restored(generation, rank, message)
+        elif kind == "described":
+            self._on_described(host, generation, rank, message["description"])
+        elif kind == "stepped":
+            generation.says(rank, message)
+            self._finished_steps.hold(generation.number, rank, message["step"], host.node, message["image"])
+        elif kind == "error":
+            self._on_error(host, generation, message)
+        elif kind == "trainer_ended":
+            host.trainer_pid = None
+            self._trouble(generation, how_it_ended(host, message))
+        elif kind == "copy_refused":
+            self._on_refused_copy(generation, message)
+        elif kind == "copy_failed":
+            self._trouble(generation, Trouble("copy_failed", f"rank {rank}: {message['error']}"))
+
+    def _on_phase(self, generation: Generation, name: str, seconds: float = 0.0) -> None:
+        begins = generation.formation.did(name, time.time(), seconds)
+        if begins is not None and not generation.troubles:
+            self._run.time.enter(begins)
+
+    def _on_restored(self, generation: Generation, rank: int, message: Message) -> None:
+        for source, count in message["bytes"].items():
+            generation.restored[source] = generation.restored.get(source, 0) + count
+        if message["passed_over"]:
+            self._run.record("restore_passed_over", rank=rank, detail="; ".join(message["passed_over"]))
+
+    def _on_described(self, host: HostRecord, generation: Generation, rank: int, text: str) -> None:
+        """A trainer has built its part of the model: now it is known which images it needs."""
+        run = self._run
+        needs = run.inventory.describe(generation.number, rank, text)
+        restore = generation.restore
+        if restore is not None and restore.snapshots is not None:
+            ranks = restore.directions(rank, host.node, needs, run.members.by_node, run.inventory)
+            host.connection.send({"type": "directions", "generation": generation.number, "ranks": ranks})
+
+    def _on_refused_copy(self, generation: Generation, message: Message) -> None:
+        """A partner's node is full: the step, and those to come, do without its copy."""
+        generation.is_refused(message["step"], message["rank"], message["node"])
+        self._copies.refused(message["node"], message["error"])
+        if self._run.computing is not None:
+            self._copies.look(generation)
+        self._finished_steps.finish_if_whole(generation.number, message["step"])
+
+    def _on_error(self, host: HostRecord, generation: Generation, message: Message) -> None:
+        kind, rank = message["kind"], message["rank"]
+        detail = f"rank {rank}, step {message['step']}, {host.label}: {message['error']}"
+        if kind == "no_room":
+            self._setbacks.no_room(host, generation, message["sentence"])
+        if kind == "unreadable":
+            dropped = [self._drop(generation, copy["rank"], copy["node"]) for copy in message["copies"]]
+            if not any(dropped):
+                kind = "exception"  # it would be chosen again
+        trouble = Trouble(kind, detail, traceback=message["traceback"])
+        if kind == "bad_step":
+            self._bad_steps.refused(message["step"], trouble)
+        self._trouble(generation, trouble)
+
+    def _drop(self, generation: Generation, rank: int, node: str) -> bool:
+        """Forget an image that could not be restored."""
+        source = generation.restore.snapshots if generation.restore is not None else None
+        return source is not None and self._run.inventory.drop(source.generation, rank, source.step, node)
