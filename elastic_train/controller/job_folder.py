@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from elastic_train import __version__
 from elastic_train.config.job import Job
@@ -20,6 +20,15 @@ RECORD = "job.json"
 
 class JobMismatch(Exception):
     """A job of this name exists and is another job; one sentence says in what."""
+
+
+class RolledBack(NamedTuple):
+    """What is left of ``steps.jsonl``."""
+
+    dropped: int
+    """how many lines are gone"""
+    line: dict[str, Any]
+    """of the step that was gone back to; {} when it has none"""
 
 
 def job_uri(job: Job) -> str:
@@ -144,12 +153,21 @@ class JobFolder:
         lines = read_json_lines(self.store, "journal.jsonl")
         return next((line["mlflow_run_id"] for line in reversed(lines) if "mlflow_run_id" in line), None)
 
-    def roll_back(self, step: int) -> int:
-        """Drop the lines of steps after ``step``; returns how many. They will be computed again, to the same values.
+    def roll_back(self, step: int) -> RolledBack:
+        """Drop the lines of steps after ``step``. They will be computed again, to the same values.
 
         Does not wait for object storage. Raises StorageError when a file cannot be written.
         """
-        return self.steps.rewrite(lambda line: bool(line["step"] <= step))
+        found: dict[str, Any] = {}
+
+        def keep(line: dict[str, Any]) -> bool:
+            nonlocal found
+            if line["step"] == step:
+                found = line
+            return bool(line["step"] <= step)
+
+        dropped = self.steps.rewrite(keep)
+        return RolledBack(dropped, found)
 
     def finished_steps(self) -> list[dict[str, Any]]:
         """All lines of ``steps.jsonl`` that are in storage."""

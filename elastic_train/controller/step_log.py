@@ -27,12 +27,13 @@ class StepLog:
         """ids of the samples of a step, if lines are to have them"""
         self.finished_step = 0
         self.last_line: dict[str, Any] = {}
+        """of ``finished_step``; {} when it has none, or is not known"""
         self.history = StepHistory()
 
     def open(self, step: int) -> int:
         """The job goes on from ``step``; returns how many lines of steps after it there were."""
         self.finished_step = step
-        dropped = self._folder.roll_back(step)
+        dropped, self.last_line = self._folder.roll_back(step)
         self._folder.steps.flush()
         for line in self._folder.finished_steps():
             self.history.append(line)
@@ -71,8 +72,9 @@ class StepLog:
         if step >= self.finished_step:
             return False
         self._record("rolled_back", from_step=self.finished_step, to_step=step)
+        self.last_line = {}
         try:
-            self._folder.roll_back(step)
+            self.last_line = self._folder.roll_back(step).line
         except StorageError as error:  # the log then has these steps twice; the job's state is as it should be
             self._record("log_not_rolled_back", detail=str(error))
         self.finished_step = step

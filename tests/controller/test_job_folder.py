@@ -137,12 +137,12 @@ def test_the_newest_mlflow_run_is_remembered(job: Job) -> None:
 
 def test_roll_back_drops_the_later_steps_and_new_ones_follow(job: Job) -> None:
     first = opened(job)
-    assert first.roll_back(0) == 0
+    assert first.roll_back(0) == (0, {})
     for step in range(1, 8):
         first.steps.append({"step": step, "loss": 1.0 / step})
-    assert first.roll_back(7) == 0
-    assert first.roll_back(9) == 0
-    assert first.roll_back(4) == 3
+    assert first.roll_back(7) == (0, {"step": 7, "loss": 1 / 7})
+    assert first.roll_back(9) == (0, {})
+    assert first.roll_back(4) == (3, {"step": 4, "loss": 1 / 4})
     first.steps.append({"step": 5, "loss": 5.0})
     first.close()
     assert [(line["step"], line["loss"]) for line in read(folder(job) / "steps.jsonl")] == [
@@ -155,7 +155,7 @@ def test_roll_back_by_a_later_submission(job: Job) -> None:
     for step in (1, 2, 3):
         first.steps.append({"step": step})
     again = opened(job)
-    assert again.roll_back(0) == 3
+    assert again.roll_back(0) == (3, {})
     assert read(folder(job) / "steps.jsonl") == []
 
 
