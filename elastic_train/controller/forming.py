@@ -95,7 +95,12 @@ class Forming:
         )
         generation = Generation(number, layout, members, partners, restore.step, cause, finished_step=restore.step)
         generation.restore, generation.reason = restore, choice.reason
-        run.time.formed((member.number for member in members), restore.step, starts=cause.kind == "start")
+        run.time.formed(
+            (member.number for member in members),
+            restore.step,
+            starts=cause.kind == "start",
+            skipped="skipped" in run.log.last_line,
+        )
         self._growth.formed(choice)
         return generation
 

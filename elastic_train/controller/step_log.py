@@ -50,8 +50,8 @@ class StepLog:
         """The newest step whose line is in storage, and all before it."""
         return max(self.finished_step - self._folder.steps.unsaved, 0)
 
-    def append(self, generation: Generation, step: int) -> None:
-        """The next step is finished: whole on every rank and every partner."""
+    def append(self, generation: Generation, step: int) -> dict[str, Any]:
+        """The next step is finished: whole on every rank and every partner. Returns its line."""
         line = step_line(generation, step, self.samples(step) if self.samples else None)
         self._folder.steps.append(line)
         self.finished_step, self.last_line = step, line
@@ -60,12 +60,16 @@ class StepLog:
             self._record("bad_step", step=step, action="skip", detail=line["detail"])
         generation.is_finished(step)
         self._on_event({"event": "step", **line})
+        return line
 
-    def catch_up(self, generation: Generation | None, step: int) -> None:
-        """Log the steps up to ``step`` that are whole everywhere, only their last message had not arrived."""
-        if generation is not None:
-            for extra in range(self.finished_step + 1, step + 1):
-                self.append(generation, extra)
+    def catch_up(self, generation: Generation | None, step: int) -> list[dict[str, Any]]:
+        """Log the steps up to ``step`` that are whole everywhere, only their last message had not arrived.
+
+        Returns their lines.
+        """
+        if generation is None:
+            return []
+        return [self.append(generation, extra) for extra in range(self.finished_step + 1, step + 1)]
 
     def roll_back(self, step: int) -> bool:
         """Make the log agree with the step that is restored; returns whether that is an earlier one."""

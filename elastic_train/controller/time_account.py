@@ -27,6 +27,7 @@ class Cause(StrEnum):
     DATA_WAIT = "data_wait"  # a step fetched its samples
     CHECKPOINT_STALL = "checkpoint_stall"  # an update waited for the snapshot of the step before
     EVALUATION = "evaluation"
+    SKIPPED = "skipped"  # computing steps that were bad and left out: no weight has changed
     REPLAYED = "replayed"  # computing steps that had been finished before, and were lost
     LOST_STEP = "lost_step"  # a step that was never finished, until the failure or the stop
     DETECTION = "detection"  # from the failure until the coordinator knew
@@ -161,18 +162,25 @@ class TimeAccount:
             self._began = account["time"] - account["wall_seconds"]
         self._idle = Cause.DETECTION
 
-    def adopted(self, members: Iterable[int], step: int) -> None:
-        """All members have stepped on while the coordinator was away, up to ``step``."""
+    def adopted(self, members: Iterable[int], step: int, skipped_seconds: float = 0.0) -> None:
+        """All members have stepped on while the coordinator was away, up to ``step``.
+
+        ``skipped_seconds``: what those of the steps took that were left out; when that was is of no matter.
+        """
         self._finished, self._furthest = step, max(step, self._furthest)
         self._members = {host: self._outside.pop(host) for host in members}
         self._settle_outside(self._clock())
-        self._idle, self._timeline = Cause.IDLE_SPARE, Timeline(self._known_until, _STEP)
+        self._idle, self._timeline = Cause.IDLE_SPARE, Timeline(self._known_until, Cause.SKIPPED)
+        self._timeline.enter(_STEP, min(self._known_until + skipped_seconds, self._clock()))
 
-    def formed(self, members: Iterable[int], step: int, *, starts: bool = False) -> None:
-        """The next generation is assigned and will go on from ``step``; ``starts``: it is the first of the run."""
+    def formed(self, members: Iterable[int], step: int, *, starts: bool = False, skipped: bool = False) -> None:
+        """The next generation is assigned and will go on from ``step``; ``starts``: it is the first of the run.
+
+        ``skipped``: ``step`` was left out.
+        """
         now = self._clock()
         if step > self._finished:  # whole everywhere, only the news was missing
-            self._timeline.step_was(self._work(step))
+            self._timeline.step_was(self._work(step, skipped))
         self._settle(now)
         self._finished, self._furthest = step, max(step, self._furthest)
         self._members = {host: self._outside.pop(host) for host in members}
@@ -225,15 +233,17 @@ class TimeAccount:
         A usual step has the whole time since the one before. Of a generation's first step what its trainer took to
         compute it is work, but no more than a usual step takes, and the rest is overhead.
         """
-        work = self._work(step)
+        work = self._work(step, any("skipped" in told for told in said.values()))
         self._finished, self._furthest, self._starts = step, max(step, self._furthest), False
         if self._timeline.has_failed:  # the last news of it came after that of the failure
             self._timeline.step_was(work)
         else:
             self._charge_step(work, said)
 
-    def _work(self, step: int) -> Cause:
-        return Cause.USEFUL if step > self._furthest else Cause.REPLAYED
+    def _work(self, step: int, skipped: bool = False) -> Cause:
+        if step <= self._furthest:
+            return Cause.REPLAYED
+        return Cause.SKIPPED if skipped else Cause.USEFUL
 
     def _charge_step(self, work: Cause, said: Mapping[int, Mapping[str, Any]]) -> None:
         now, what = self._clock(), self._timeline.now

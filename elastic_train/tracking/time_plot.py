@@ -24,6 +24,7 @@ COLORS = {
     "detection": "#c0392b",
     "lost_step": "#5b1a1a",
     "replayed": "#7a3e9d",
+    "skipped": "#b084cc",
     "idle_spare": "#cfd6dc",
     "waiting": "#b59a7a",
     "finishing": "#4c78a8",

@@ -135,6 +135,9 @@ def test_one_bad_step_under_each_policy(corpus: Path, tmp_path: Path) -> None:
     skipped = run(job("skip", "skip", "hosts.max=1"), "run1", "a")
     assert skipped.coordinator.state == "finished"
     assert bad_steps(skipped) == [(step, "end"), (step, "skip")]
+    (*_, account) = (event for event in skipped.lines("ledger") if event["event"] == "time_account")
+    assert account["seconds"]["skipped"] > 0
+    assert sum(account["seconds"].values()) == pytest.approx(account["host_seconds"])
     text = (tmp_path / "skip" / "steps.jsonl").read_text()
     lines = [json.loads(entry, parse_constant=pytest.fail) for entry in text.splitlines()]
     assert [entry["step"] for entry in lines if entry.get("skipped")] == [step]

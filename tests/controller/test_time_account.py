@@ -13,7 +13,7 @@ from tests.jobs import make_job
 from tests.local_job import LocalJob
 
 
-def told(seconds: float, **parts: float) -> dict[str, float]:
+def told(seconds: float, **parts: Any) -> dict[str, Any]:
     """What a trainer says of its step."""
     return {"seconds": seconds, "stall_seconds": 0.0, "data_seconds": 0.0, "eval_seconds": 0.0, **parts}
 
@@ -40,11 +40,11 @@ class Hosts:
             self.now += seconds
             self.account.enter(cause)
 
-    def step(self, step: int, seconds: float = 4.0, **parts: float) -> None:
+    def step(self, step: int, seconds: float = 4.0, **parts: Any) -> None:
         self.now += seconds
         self.account.step_finished(step, {host: told(3.0, **parts) for host in range(3)})
 
-    def seconds(self) -> dict[str, float]:
+    def seconds(self) -> dict[str, Any]:
         report = self.account.report()
         assert report["host_seconds"] == pytest.approx(sum(report["seconds"].values()))
         return {cause: pytest.approx(seconds) for cause, seconds in report["seconds"].items()}
@@ -126,6 +126,34 @@ def test_steps_done_again_are_replayed() -> None:
     assert hosts.account.report()["seconds"]["replayed"] == pytest.approx(2 * (3.0 + 4.0))
     hosts.step(4)
     assert hosts.account.report()["seconds"]["useful"] == pytest.approx(useful + 8.0)
+
+
+def test_steps_left_out_are_no_useful_ones() -> None:
+    hosts = Hosts()
+    hosts.form(starts=True)
+    for step in (1, 2):
+        hosts.step(step)
+    useful = hosts.account.report()["seconds"]["useful"]
+    hosts.step(3, stall_seconds=0.5, skipped="loss is nan")
+    assert (hosts.seconds()["useful"], hosts.seconds()["skipped"]) == (useful, 2 * 3.5)
+    assert hosts.seconds()["checkpoint_stall"] == 1.0
+    hosts.account.failed(hosts.now, hosts.now)
+    hosts.form(step=2)
+    hosts.step(3, skipped="loss is nan")  # of this generation the first, and it has been left out before
+    assert (hosts.seconds()["skipped"], hosts.seconds()["replayed"]) == (7.0, 2 * 3.0)
+    hosts.step(4)
+    assert hosts.seconds()["useful"] == useful + 8.0
+
+
+def test_a_step_left_out_whose_last_news_comes_with_the_next_generation() -> None:
+    hosts = Hosts()
+    hosts.form(starts=True)
+    hosts.step(1)
+    hosts.later(3)
+    hosts.account.failed(hosts.now, hosts.now)
+    hosts.account.formed([0, 1], 2, skipped=True)
+    assert hosts.seconds()["skipped"] == 6.0
+    assert "lost_step" not in hosts.seconds()
 
 
 def test_steps_of_an_earlier_run_are_replayed() -> None:
@@ -245,11 +273,15 @@ def test_a_coordinator_that_comes_back_goes_on_from_the_last_account_before() ->
     for host in (1, 2, 3):
         account.joined(host, back=True)
     account.joined(4)
-    account.adopted([1, 2], 7)
+    account.adopted([1, 2], 7, skipped_seconds=2.0)
     now = 105.0
     report = account.report()
     assert report["wall_seconds"] == 45.0
-    assert report["seconds"] == {"useful": 55.0 + 2 * 15.0, "start": 5.0 + 3.0, "detection": 12.0, "idle_spare": 3.0}
+    useful, skipped = 55.0 + 2 * 13.0, 2 * 2.0
+    outside = {"start": 5.0 + 3.0, "detection": 12.0, "idle_spare": 3.0}
+    assert report["seconds"] == {"useful": useful, "skipped": skipped, **outside}
+    account.step_finished(8, {host: told(3.0) for host in (1, 2)})
+    assert account.report()["seconds"] == report["seconds"]
     account = TimeAccount(lambda: now)
     account.returned(None)
     account.joined(1, back=True)
