@@ -156,10 +156,21 @@ class ComingBack:
 
     def _catch_up(self, stories: Stories, generation: Generation) -> None:
         """Log the steps that were done meanwhile, and go on accounting and saving after them."""
-        run, number = self._run, generation.number
+        run, number, before = self._run, generation.number, self._run.log.finished_step
+        step = max(stories.finished_step, before)
+        run.record(  # before the lines: whoever follows them knows then whose they are
+            "generation_adopted",
+            generation=number,
+            layout=str(generation.layout),
+            hosts=len(generation.members),
+            cause=generation.cause.kind,
+            start_step=generation.start_step,
+            step=step,
+            steps=step - before,
+        )
         known = run.log.last_line.get("generation") == number
         stories.describe(number, run.inventory)
-        lines = run.log.catch_up(generation, stories.finished_step)
+        lines = run.log.catch_up(generation, step)
         skipped_seconds = sum(line["seconds"] for line in lines if "skipped" in line)
         run.time.adopted((member.number for member in generation.members), run.log.finished_step, skipped_seconds)
         self._saving.returned(run.log.finished_step)
@@ -168,7 +179,6 @@ class ComingBack:
             run.state, generation.first_step_at = State.RUNNING, generation.formed
         elif run.log.finished_step > generation.start_step:
             self._finished_steps.first_step(generation)
-        run.record("generation_adopted", generation=number, step=run.log.finished_step, steps=len(lines))
 
     def _go_on_from_memory(self, stories: Stories, survey: Survey) -> None:
         """Form a generation from the images there are, or end as it had been decided."""

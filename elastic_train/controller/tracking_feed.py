@@ -63,6 +63,9 @@ class TrackingFeed:
             return
         if event["event"] == "generation_formed":
             self._tracker.send({**event, "type": "generation"})
+        elif event["event"] == "generation_adopted":  # this writer does not know it yet
+            known = {key: event[key] for key in ("generation", "layout", "hosts", "cause", "time")}
+            self._tracker.send({**known, "type": "generation", "step": event["start_step"]})
         self._tracker.send({**event, "type": "event"})
 
     def status(self) -> dict[str, Any]:

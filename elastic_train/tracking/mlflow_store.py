@@ -2,7 +2,8 @@
 
 The parent has every metric of every step, the parameters, the files and the description that tells the story. A
 generation's run has its layout, cause and recovery times, and loss and tokens/s of its own steps, so that the
-generations can be laid over each other in the UI. Repeating a call after a lost answer changes nothing.
+generations can be laid over each other in the UI. Repeating a call after a lost answer changes nothing, and the writer
+of a coordinator that comes back continues the run of the generation that goes on.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ class RunStore:
         name = str(message["name"])
         self._story = Story(name)
         self.experiment_id = self._experiment_id()
-        run = self._continued(message.get("run_id")) or self._created(name, self._attempt, {JOB_TAG: name})
+        run = self._continued(message.get("run_id")) or self._created(name, {ATTEMPT_TAG: self._attempt})
         self.run_id = run.info.run_id
+        self._log_tags(self.run_id, {JOB_TAG: name})
         self._nan_steps = int(run.data.metrics.get("nan_steps", 0))
         params = {key: "" if value is None else str(value) for key, value in (message.get("params") or {}).items()}
         self._log_params(params, run.data.params)
@@ -112,15 +114,13 @@ class RunStore:
             return None
         return run
 
-    def _created(self, name: str, attempt: str, tags: dict[str, str]) -> Run:
-        """A new run, or the one that an earlier call made whose answer was lost."""
-        query = f"tags.`{ATTEMPT_TAG}` = '{attempt}'"
+    def _created(self, name: str, tags: dict[str, str]) -> Run:
+        """A new run, or the one with all of these ``tags``: an earlier call, or an earlier writer, has made it."""
+        query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
         found: Sequence[Run] = self._call(self._client.search_runs, [self.experiment_id], query)
         if found:
             return found[0]
-        run: Run = self._call(
-            self._client.create_run, self.experiment_id, tags={ATTEMPT_TAG: attempt, **tags}, run_name=name
-        )
+        run: Run = self._call(self._client.create_run, self.experiment_id, tags=tags, run_name=name)
         return run
 
     def _log_params(self, params: Mapping[str, str], known: Mapping[str, str]) -> None:
@@ -147,8 +147,10 @@ class RunStore:
         if number not in self._children:
             self._close_child("FINISHED" if message.get("cause") in PLANNED else "KILLED")
             name = f"generation {number}: {layout_text(message.get('layout', ''))}"
-            tags = {PARENT_TAG: self.run_id, GENERATION_TAG: str(number)}
-            self._children[number] = self._created(name, f"{self._attempt}-{number}", tags).info.run_id
+            child = self._created(name, {PARENT_TAG: self.run_id, GENERATION_TAG: str(number)})
+            if child.info.status != "RUNNING":  # the writer before this one has ended it
+                self._call(self._client.update_run, child.info.run_id, "RUNNING")
+            self._children[number] = child.info.run_id
             self._current = number
         fields = {
             key: value for key, value in message.items() if key not in ("type", "event", "time") and value is not None

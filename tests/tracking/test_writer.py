@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -17,9 +18,13 @@ from typing import Any
 
 import pytest
 
+from elastic_train.config.job import Job
 from elastic_train.config.operation import TrackingConfig
+from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.tracker import Tracker, TrackingResult, tracking_uri
+from elastic_train.controller.tracking_feed import TrackingFeed
 from tests.cli.command import ROOT
+from tests.jobs import make_job
 from tests.tracking.messages import METRICS, Recorded, generation_message, job_message, step_message
 from tests.tracking.mlflow_server import MlflowServer
 
@@ -150,6 +155,47 @@ def test_a_resubmission_continues_the_run(database: str) -> None:
     assert recorded.parent.data.tags["changed.b"] == "3"
     assert [step for step, _ in recorded.history("loss")] == [1, 2, 3]
     assert recorded.history("nan_steps")[-1] == (3, 2.0)
+
+
+def test_a_coordinator_that_comes_back_continues_the_run_of_the_generation_it_adopts(
+    database: str, tmp_path: Path
+) -> None:
+    uri = f"tracking.uri='{database}'"
+    job = make_job(tmp_path / "no data", tmp_path, "adopted", "tracking.enabled=true", uri, "tracking.experiment=back")
+    about = {"generation": 3, "layout": "dp_shard2", "hosts": 2, "cause": "host_lost", "time": 1_700_000_000.0}
+    formed = about | {"event": "generation_formed", "step": 4, "recovery_seconds": 2.5, "reason": "why"}
+    adopted = about | {"event": "generation_adopted", "start_step": 4, "step": 7, "steps": 2}
+    asyncio.run(feed(job, [formed, step_event(5)], "killed"))
+    asyncio.run(feed(job, [adopted, step_event(6), step_event(7)], "finished"))
+    recorded = Recorded(database, "back")
+    (child,) = recorded.children
+    assert (child.info.run_name, child.info.status) == ("generation 3: dp_shard2", "FINISHED")
+    assert recorded.history("loss", child) == [(5, 3.0), (6, 3.0), (7, 3.0)]
+    assert {key: child.data.tags[key] for key in ("cause", "step", "reason")} == {
+        "cause": "host_lost",
+        "step": "4",
+        "reason": "why",
+    }
+    note = recorded.parent.data.tags["mlflow.note.content"]
+    assert "| 3 | 4 | dp_shard2 | 2 | host_lost |" in note and "**generation adopted**" in note
+
+
+def step_event(step: int) -> dict[str, Any]:
+    line = {"event": "step", "step": step, "loss": 3.0, "grad_norm": 1.0, "lr": 1e-3, "valid_tokens": 256}
+    line |= {"seconds": 1.0, "snapshot_seconds": 0.0, "stall_seconds": 0.0}
+    return line | {"generation": 3, "time": 1_700_000_000.0 + step}
+
+
+async def feed(job: Job, events: list[dict[str, Any]], state: str) -> None:
+    """What one coordinator tells."""
+    folder = JobFolder(job)
+    folder.open("digest")
+    tracking = TrackingFeed(job)
+    tracking.start(folder)
+    for event in events:
+        tracking.on_event(event)
+    await tracking.close(state)
+    folder.close()
 
 
 def test_a_run_that_is_gone_is_replaced(database: str) -> None:
