@@ -12,7 +12,7 @@ from elastic_train.controller.ending import Ending
 from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.growth import Growth
 from elastic_train.controller.members import Generation, HostRecord, Trouble
-from elastic_train.controller.returning import PastRun, Stories, Survey, Verdict
+from elastic_train.controller.returning import PastRun, Stories, Survey, Verdict, cause_of
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.wire import Message
 
@@ -22,6 +22,7 @@ class ComingBack:
 
     Args:
         form: forms the next generation, for a reason.
+        ends_job: ends the job for a reason that must not come again, or has too often; whether it did.
         handle: called with what hosts have told in the meantime, once it is known what it belongs to.
     """
 
@@ -35,11 +36,12 @@ class ComingBack:
         finished_steps: FinishedSteps,
         ending: Ending,
         form: Callable[[Trouble], None],
+        ends_job: Callable[[Trouble], bool],
         handle: Callable[[HostRecord, Message], None],
     ) -> None:
         self._run, self._saving, self._growth, self._copies = run, saving, growth, copies
         self._bad_steps, self._finished_steps, self._ending = bad_steps, finished_steps, ending
-        self._form, self._handle = form, handle
+        self._form, self._ends_job, self._handle = form, ends_job, handle
         self._stories: Stories | None = None
         """what the hosts tell, from ``begin`` until it is known how the run goes on"""
         self._survey: Survey | None = None
@@ -193,7 +195,17 @@ class ComingBack:
             if state != State.FINISHED or reached >= run.log.finished_step:
                 self._ending.finish(state, reason)
                 return
-        cause = stories.cause()
+        cause = self._cause(stories)
         if not stories.past.waiting:
             run.record("trouble", generation=run.generation_count, cause=cause.kind, detail=cause.detail)
-        self._form(cause)
+        if not self._ends_job(cause):
+            self._form(cause)
+
+    def _cause(self, stories: Stories) -> Trouble:
+        """Why the generation could not go on. What its trainers said last counts, whoever had heard it before."""
+        troubles = []
+        for word, trouble in stories.last_words():
+            if trouble.kind == "bad_step":
+                self._bad_steps.refused(word["step"], trouble)
+            troubles.append(trouble)
+        return cause_of(troubles)

@@ -109,13 +109,22 @@ class Coordinator:
         )
         self._leaving = Leaving(run, preemption, ending, forming.form, self.spawn)
         self._newcomers = Newcomers(run, forming, growth)
-        self._troubles = Troubles(run, setbacks, saving, forming, ending, self.spawn, self._fail)
+        self._troubles = troubles = Troubles(run, setbacks, saving, forming, ending, self.spawn, self._fail)
         self._finished_steps = finished_steps = FinishedSteps(
             run, saving, growth, preemption, stragglers, bad_steps, setbacks, forming.form, ending.finish
         )
-        self._trainer_messages = TrainerMessages(run, finished_steps, copies, bad_steps, setbacks, self._troubles.add)
+        self._trainer_messages = TrainerMessages(run, finished_steps, copies, bad_steps, setbacks, troubles.add)
         self._coming_back = ComingBack(
-            run, saving, growth, copies, bad_steps, finished_steps, ending, forming.form, self._handle
+            run,
+            saving,
+            growth,
+            copies,
+            bad_steps,
+            finished_steps,
+            ending,
+            forming.form,
+            troubles.ends_job,
+            self._handle,
         )
 
     # -- for those who look --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.inventory import Inventory
 from elastic_train.controller.members import Generation, HostRecord, Trouble
-from elastic_train.controller.setbacks import how_it_ended
+from elastic_train.controller.setbacks import how_it_ended, what_it_said
 from elastic_train.controller.story import LAST_WORDS
 from elastic_train.controller.wire import Message
 from elastic_train.planner.cost import CostModel
@@ -197,10 +197,10 @@ class Stories:
         """At ``now``, of the same clock; ``logged_step``: the newest in ``steps.jsonl``."""
         ranks, newest = self._ranks, self.decision
         if newest is not None and len(ranks) == newest.layout.world_size:
-            going_on = all(told.steps_on for told in ranks.values()) and not self._last_words()
+            going_on = all(told.steps_on for told in ranks.values()) and not self.last_words()
             gap = self.finished_step > logged_step and self.first_unknown(logged_step) <= self.finished_step
             return Verdict.ADOPT if going_on and not gap and self.past.finishing is None else Verdict.REPLACE
-        broken = not any(told.steps_on for told in ranks.values()) or bool(self._last_words())
+        broken = not any(told.steps_on for told in ranks.values()) or bool(self.last_words())
         waited = now - self._began
         enough = broken and waited >= BROKEN_SECONDS and self._in_memory(logged_step)
         if not enough and waited < self._patience:
@@ -212,16 +212,11 @@ class Stories:
         worlds = {decision.generation: decision.layout.world_size for decision in self.past.decisions}
         return any(held >= step and worlds.get(g) == len(ranks) for (g, held), ranks in self._images.items())
 
-    def _last_words(self) -> list[Trouble]:
-        """What the trainers of the newest generation said of their ends."""
+    def last_words(self) -> list[tuple[Message, Trouble]]:
+        """What the trainers of the newest generation said of their ends, and what trouble that is."""
         said = [(told.host, word) for told in self._ranks.values() for word in told.message["last_words"]]
         said += [(host, message) for host, message in self.later if message["type"] in LAST_WORDS]
-        return [_trouble(host, word) for host, word in said]
-
-    def cause(self) -> Trouble:
-        """Why a new generation is formed: rather not the echo of another's end."""
-        own = (trouble for trouble in self._last_words() if not trouble.is_echo)
-        return next(own, Trouble("coordinator_lost", "not all hosts came back with a trainer that steps on"))
+        return [(word, _trouble(host, word)) for host, word in said]
 
     def first_unknown(self, logged_step: int) -> int:
         """The first step after ``logged_step`` that no host has told of."""
@@ -268,8 +263,13 @@ def _trouble(host: HostRecord, word: Message) -> Trouble:
         return how_it_ended(host, word)
     if word["type"] == "copy_failed":
         return Trouble("copy_failed", f"rank {word['rank']}: {word['error']}")
-    detail = f"rank {word['rank']}, step {word['step']}: {word['error']}"
-    return Trouble(word["kind"], detail, traceback=word["traceback"])
+    return what_it_said(host, word)
+
+
+def cause_of(troubles: Iterable[Trouble]) -> Trouble:
+    """Why a new generation is formed: rather not the echo of another's end."""
+    own = (trouble for trouble in troubles if not trouble.is_echo)
+    return next(own, Trouble("coordinator_lost", "not all hosts came back with a trainer that steps on"))
 
 
 class Survey:

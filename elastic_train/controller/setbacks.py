@@ -30,6 +30,12 @@ def how_it_ended(host: HostRecord, message: Message) -> Trouble:
     return Trouble("trainer_crashed" if message["cause"].startswith("SIG") else "trainer_exited", said)
 
 
+def what_it_said(host: HostRecord, message: Message) -> Trouble:
+    """The error that a trainer has told of before it ended."""
+    detail = f"rank {message['rank']}, step {message['step']}, {host.label}: {message['error']}"
+    return Trouble(message["kind"], detail, traceback=message["traceback"])
+
+
 class Pause:
     """Seconds to wait before something is tried again: twice as long each time."""
 

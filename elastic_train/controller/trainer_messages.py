@@ -10,7 +10,7 @@ from elastic_train.controller.copies import Copies
 from elastic_train.controller.current_run import CurrentRun
 from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.members import Generation, HostRecord, Trouble
-from elastic_train.controller.setbacks import Setbacks, how_it_ended
+from elastic_train.controller.setbacks import Setbacks, how_it_ended, what_it_said
 from elastic_train.controller.wire import Message
 
 
@@ -88,16 +88,14 @@ class TrainerMessages:
         self._finished_steps.finish_if_whole(generation.number, message["step"])
 
     def _on_error(self, host: HostRecord, generation: Generation, message: Message) -> None:
-        kind, rank = message["kind"], message["rank"]
-        detail = f"rank {rank}, step {message['step']}, {host.label}: {message['error']}"
-        if kind == "no_room":
+        trouble = what_it_said(host, message)
+        if trouble.kind == "no_room":
             self._setbacks.no_room(host, generation, message["sentence"])
-        if kind == "unreadable":
+        elif trouble.kind == "unreadable":
             dropped = [self._drop(generation, copy["rank"], copy["node"]) for copy in message["copies"]]
             if not any(dropped):
-                kind = "exception"  # it would be chosen again
-        trouble = Trouble(kind, detail, traceback=message["traceback"])
-        if kind == "bad_step":
+                trouble.kind = "exception"  # it would be chosen again
+        elif trouble.kind == "bad_step":
             self._bad_steps.refused(message["step"], trouble)
         self._trouble(generation, trouble)
 

@@ -9,7 +9,7 @@ import pytest
 from elastic_train.config.layout import Layout
 from elastic_train.controller.inventory import Inventory
 from elastic_train.controller.members import HostRecord
-from elastic_train.controller.returning import BROKEN_SECONDS, PastRun, Stories, Verdict
+from elastic_train.controller.returning import BROKEN_SECONDS, PastRun, Stories, Verdict, cause_of
 from tests.controller.records import hosts
 
 DP2 = Layout(dp_shard=2)
@@ -154,4 +154,5 @@ def test_cause_is_the_death_and_not_its_echo() -> None:
     stories.tell(second, story(1, 8))
     death = {"type": "trainer_ended", "rank": 1, "cause": "SIGKILL", "out_of_memory": None}
     stories.tell(second, death)
-    assert stories.cause().kind == "trainer_killed"
+    assert cause_of(trouble for _, trouble in stories.last_words()).kind == "trainer_killed"
+    assert cause_of([]).kind == "coordinator_lost"

@@ -1,0 +1,136 @@
+"""A coordinator that comes back, and hosts that tell it how their trainers ended in the meantime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.current_run import State
+from elastic_train.controller.job_folder import JobFolder
+from elastic_train.controller.resumption import open_data
+from elastic_train.controller.wire import Connection, Message
+from tests.jobs import make_job
+
+TOKEN = "token"
+DP2 = Layout(dp_shard=2).as_dict()
+
+
+def leave_journal(job: Job) -> None:
+    """Of a coordinator of run "us" that has formed generation 1 and died."""
+    folder = JobFolder(job)
+    folder.open(open_data(job).digest)
+    folder.decide(claim=0, run="us")
+    folder.decide(claim=0, generation=1, layout=DP2, step=0, cause="start", reason="why", cost=4.0)
+    folder.close()
+
+
+def error(rank: int, kind: str) -> Message:
+    told = {"type": "error", "generation": 1, "rank": rank, "step": 1, "kind": kind}
+    return told | {"error": f"{kind} of rank {rank}", "traceback": "Traceback of the trainer"}
+
+
+class ScriptedHost:
+    """Speaks a host's protocol; has no trainer and no images."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    async def come_back(self, address: tuple[str, int], *last_words: Message) -> None:
+        self._connection = Connection(*await asyncio.open_connection(*address))
+        about = {"node": "ab"[self._rank], "address": "127.0.0.1", "bytes": ["127.0.0.1", 1], "pool": "", "images": []}
+        self.tell("join", token=TOKEN, pid=self._rank + 1, host=self._rank + 1, **about)
+        part = {"generation": 1, "rank": self._rank, "layout": DP2, "start_step": 0, "running": False}
+        known = {"description": None, "steps": [], "finished_step": 0, "trainer_pid": None}
+        self.tell("story", part=part, last_words=list(last_words), **known)
+        self.tell("ready", preload_seconds=0.0)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        self.say({"type": kind, **fields})
+
+    def say(self, message: Message) -> None:
+        self._connection.send(message)
+
+    async def hear(self, kind: str) -> Message:
+        """The next message of that kind."""
+        while (message := await self._connection.receive()) is not None:
+            if message["type"] == kind:
+                return message
+        raise AssertionError(f"the coordinator hung up before it said {kind!r}")
+
+    async def survey(self) -> None:
+        await self.hear("survey")
+        self.tell("surveyed", images=[])
+
+    def leave(self) -> None:
+        self._connection.close()
+
+
+def after_return(
+    job: Job, kind: str, look: Callable[[Coordinator, list[ScriptedHost]], Any] | None = None
+) -> Coordinator:
+    """A coordinator comes back, and both hosts say that their trainers had an error of ``kind``; the end of that."""
+
+    async def play() -> Coordinator:
+        coordinator = Coordinator(job, "127.0.0.1", TOKEN, lambda event: None, "us")
+        hosts = [ScriptedHost(rank) for rank in (0, 1)]
+        try:
+            address = await coordinator.start()
+            for rank, host in enumerate(hosts):
+                await host.come_back(address, error(rank, kind))
+            for host in hosts:
+                await host.survey()
+            if look is not None:
+                await look(coordinator, hosts)
+            await asyncio.wait_for(coordinator.ended.wait(), 60)
+        finally:
+            for host in hosts:
+                host.leave()
+            await coordinator.close()
+        return coordinator
+
+    leave_journal(job)
+    return asyncio.run(play())
+
+
+def small_job(corpus: Path, tmp_path: Path, *overrides: str) -> Job:
+    return make_job(corpus, tmp_path, "back", "parallel.pp=1", "hosts.max=2", "hosts.min=2", *overrides)
+
+
+def test_an_error_that_nobody_was_there_to_hear_counts(corpus: Path, tmp_path: Path) -> None:
+    async def once_more(coordinator: Coordinator, hosts: list[ScriptedHost]) -> None:
+        for host in hosts:
+            assert (await host.hear("assign"))["generation"] == 2
+        hosts[0].say(error(0, "exception") | {"generation": 2})
+
+    job = small_job(corpus, tmp_path, "failure.max_errors=2")
+    coordinator = after_return(job, "exception", once_more)
+    assert coordinator.state == State.FAILED
+    assert "exception of rank 0 (2 times in a row)" in coordinator.message
+
+
+def test_an_error_that_is_one_too_many_ends_the_job_with_its_traceback(corpus: Path, tmp_path: Path) -> None:
+    coordinator = after_return(small_job(corpus, tmp_path, "failure.max_errors=1"), "exception")
+    assert coordinator.state == State.FAILED
+    assert "exception of rank 0 (1 times in a row)" in coordinator.message
+    assert coordinator.run.traceback == "Traceback of the trainer"
+    assert coordinator.run.generation_count == 1
+
+
+def test_a_bad_step_that_nobody_was_there_to_hear_of_is_not_tried_a_third_time(corpus: Path, tmp_path: Path) -> None:
+    async def stop(coordinator: Coordinator, hosts: list[ScriptedHost]) -> None:
+        for host in hosts:
+            assert (await host.hear("assign"))["no_retry"] == [1]
+        coordinator.stop("enough seen")
+
+    assert after_return(small_job(corpus, tmp_path), "bad_step", stop).state == State.KILLED
+
+
+def test_a_bad_step_that_nobody_was_there_to_hear_of_ends_the_job_by_its_policy(corpus: Path, tmp_path: Path) -> None:
+    coordinator = after_return(small_job(corpus, tmp_path, "failure.bad_step=end"), "bad_step")
+    assert coordinator.state == State.FAILED
+    assert "bad_step of rank 0" in coordinator.message
