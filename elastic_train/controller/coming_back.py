@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.copies import Copies
@@ -144,20 +145,20 @@ class ComingBack:
         run.generation = generation
         generation.partners = self._copies.choose(generation.members)
         self._growth.formed(stories.decision.choice(run.job))
-        self._catch_up(stories, generation)
+        lines = self._catch_up(stories, generation)
         self._copies.tell(generation, range(len(generation.members)))
         run.members.tell(run.progress("adopted", generation.number))
+        if lines and (reason := self._bad_steps.step_finished(lines[-1])) is not None:
+            self._ending.finish(State.FAILED, reason)
         for step in sorted(generation.stepped):
             self._finished_steps.finish_if_whole(generation.number, step)
-        if (reason := self._bad_steps.step_finished(run.log.last_line)) is not None:
-            self._ending.finish(State.FAILED, reason)
         for host, message in stories.later:
             self._handle(host, message)
         if run.is_done and run.state.computes:
             self._ending.finish(State.FINISHED, f"all {run.log.finished_step} steps are done")
 
-    def _catch_up(self, stories: Stories, generation: Generation) -> None:
-        """Log the steps that were done meanwhile, and go on accounting and saving after them."""
+    def _catch_up(self, stories: Stories, generation: Generation) -> list[dict[str, Any]]:
+        """Log the steps that were done meanwhile, and go on accounting and saving after them; returns their lines."""
         run, number, before = self._run, generation.number, self._run.log.finished_step
         step = max(stories.finished_step, before)
         run.record(  # before the lines: whoever follows them knows then whose they are
@@ -181,6 +182,7 @@ class ComingBack:
             run.state, generation.first_step_at = State.RUNNING, generation.formed
         elif run.log.finished_step > generation.start_step:
             self._finished_steps.first_step(generation)
+        return lines
 
     def _go_on_from_memory(self, stories: Stories, survey: Survey) -> None:
         """Form a generation from the images there are, or end as it had been decided."""
