@@ -11,83 +11,11 @@ import statistics
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from typing import Any
 
-Spent = dict[str, float]
-"""Seconds by cause."""
+from elastic_train.controller.timeline import STEP, Cause, Spent, Timeline
+
 _RECENT_STEPS = 20
-
-
-class Cause(StrEnum):
-    """What a host's second was spent on."""
-
-    USEFUL = "useful"  # computing steps that had never been finished before
-    START = "start"  # from a host's arrival until it can train, and the whole forming of the first generation
-    DATA_WAIT = "data_wait"  # a step fetched its samples
-    CHECKPOINT_STALL = "checkpoint_stall"  # an update waited for the snapshot of the step before
-    EVALUATION = "evaluation"
-    SKIPPED = "skipped"  # computing steps that were bad and left out: no weight has changed
-    REPLAYED = "replayed"  # computing steps that had been finished before, and were lost
-    LOST_STEP = "lost_step"  # a step that was never finished, until the failure or the stop
-    DETECTION = "detection"  # from the failure until the coordinator knew
-    TEARDOWN = "teardown"  # the decision, the end of the old trainers, the fork of the new ones
-    FORM = "form"  # process group and model are built
-    RESTORE = "restore"  # the state is read
-    FIRST_STEP = "first_step"  # what the first step of a generation takes beyond a usual one
-    IDLE_SPARE = "idle_spare"  # ready, and the layout has no place for it
-    WAITING = "waiting"  # ready, but the others are too few, or storage is away
-    FINISHING = "finishing"  # from the last step to the end: the last checkpoint
-
-
-_STEP = "step"
-"""On the timeline: a step that is under way; what it turns out to be is known when it ends."""
-
-
-class Timeline:
-    """What the members of a generation do from which moment on (Unix seconds)."""
-
-    def __init__(self, at: float, what: str) -> None:
-        self._marks = [(at, what)]
-        self._failed: tuple[int, float, float] | None = None
-        """marks before the failure, when it happened, when it was seen"""
-
-    @property
-    def now(self) -> str:
-        """What they do at present."""
-        return self._marks[-1][1]
-
-    def enter(self, what: str, at: float) -> None:
-        """They turn to ``what``; a moment before the last one counts as that one."""
-        self._marks.append((max(at, self._marks[-1][0]), what))
-
-    def failed(self, happened: float, seen: float) -> None:
-        """Called again for the echoes of one failure: the earliest moments count."""
-        if self._failed is None:
-            begin, what = self._marks[-1]
-            self._marks[-1] = begin, Cause.LOST_STEP if what == _STEP else what
-            self._failed = len(self._marks), happened, seen
-        count, *earlier = self._failed
-        self._failed = count, min(happened, earlier[0]), min(seen, earlier[1])
-        del self._marks[count:]
-        self.enter(Cause.DETECTION, self._failed[1])
-        self.enter(Cause.TEARDOWN, self._failed[2])
-
-    @property
-    def has_failed(self) -> bool:
-        return self._failed is not None
-
-    def step_was(self, cause: str) -> None:
-        """The step that was under way when it failed is there after all."""
-        self._marks = [(at, cause if what == Cause.LOST_STEP else what) for at, what in self._marks]
-
-    def spent(self, since: float, until: float) -> Spent:
-        """Seconds by what was done between two moments."""
-        spent: Spent = defaultdict(float)
-        ends = [at for at, _ in self._marks[1:]] + [until]
-        for (begin, what), end in zip(self._marks, ends, strict=True):
-            spent[what] += max(min(end, until) - max(begin, since), 0.0)
-        return spent
 
 
 class TimeAccount:
@@ -171,7 +99,7 @@ class TimeAccount:
         self._members = {host: self._outside.pop(host) for host in members}
         self._settle_outside(self._clock())
         self._idle, self._timeline = Cause.IDLE_SPARE, Timeline(self._known_until, Cause.SKIPPED)
-        self._timeline.enter(_STEP, min(self._known_until + skipped_seconds, self._clock()))
+        self._timeline.enter(STEP, min(self._known_until + skipped_seconds, self._clock()))
 
     def formed(self, members: Iterable[int], step: int, *, starts: bool = False, skipped: bool = False) -> None:
         """The next generation is assigned and will go on from ``step``; ``starts``: it is the first of the run.
@@ -255,15 +183,15 @@ class TimeAccount:
                 part = min(told[key], left)
                 self._spent[cause] += part
                 left -= part
-            worked = left if what == _STEP else min(told["seconds"], usual, left)
+            worked = left if what == STEP else min(told["seconds"], usual, left)
             self._spent[work] += worked
             self._spent[what] += left - worked  # of a usual step nothing
         for since, hosts in Counter(self._members.values()).items():
             _add(self._spent, {cause: each for cause, each in pieces[since].items() if cause != what}, hosts)
         self._members = dict.fromkeys(self._members, now)
-        if what == _STEP:
+        if what == STEP:
             self._recent.append(max(told["seconds"] for told in said.values()))
-        self._timeline = Timeline(now, _STEP)
+        self._timeline = Timeline(now, STEP)
 
     # -- report --------------------------------------------------------------------------------------------------
 
@@ -293,7 +221,7 @@ _PARTS = {
 def _add(into: Spent, spent: Spent, hosts: int = 1, step: Cause = Cause.LOST_STEP) -> None:
     """Add what each of some hosts has spent; ``step``: what a step that is under way counts as."""
     for what, seconds in spent.items():
-        into[step if what == _STEP else what] += seconds * hosts
+        into[step if what == STEP else what] += seconds * hosts
 
 
 def _summary(seconds: Mapping[str, float]) -> dict[str, Any]:
