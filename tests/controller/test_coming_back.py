@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from elastic_train.checkpoint.description import Description
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
@@ -175,3 +177,20 @@ def test_a_generation_is_adopted_before_its_first_step_is_whole(corpus: Path, tm
     coordinator = after_return(small_job(corpus, tmp_path), stories, copy)
     assert coordinator.state == State.KILLED
     assert coordinator.log.finished_step == 1
+
+
+def test_steps_that_were_left_out_meanwhile_count_as_such(corpus: Path, tmp_path: Path) -> None:
+    async def leave(coordinator: Coordinator, hosts: list[ScriptedHost]) -> None:
+        for host in hosts:
+            await host.hear("release")
+            host.leave()
+
+    bad = {"skipped": "loss is nan", "seconds": 0.25}
+    steps = [[stepped(rank, 1) | bad, stepped(rank, 2)] for rank in (0, 1)]
+    stories = [{"steps": [{"message": said, "held": {}} for said in of_rank]} for of_rank in steps]
+    told = {"description": Description((), 0).to_json(), "finished_step": 1}
+    job = small_job(corpus, tmp_path, "failure.max_bad_steps=0")
+    coordinator = after_return(job, [told | story for story in stories], leave)
+    assert coordinator.state == State.FAILED
+    assert "step 1: loss is nan; 1 of the last 64 steps were bad" in coordinator.message
+    assert coordinator.run.time.report()["seconds"]["skipped"] == pytest.approx(2 * 0.25)
