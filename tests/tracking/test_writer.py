@@ -157,6 +157,7 @@ def test_a_resubmission_continues_the_run(database: str) -> None:
     assert recorded.history("nan_steps")[-1] == (3, 2.0)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_comes_back_continues_the_run_of_the_generation_it_adopts(
     database: str, tmp_path: Path
 ) -> None:
