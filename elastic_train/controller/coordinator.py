@@ -706,7 +706,7 @@ class Coordinator:
         generation.first_step_at = time.time()
         seconds = generation.formation.seconds(generation.first_step_at)
         self._growth.running(generation.cause.kind, seconds["recovery_seconds"] - seconds["detection_seconds"])
-        self._saving.schedule.new_layout()
+        self._saving.new_layout(generation)
         self.state = State.RUNNING
         self.members.tell({"type": "discard", "before_generation": generation.number})
         self._record(
