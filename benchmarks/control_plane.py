@@ -4,7 +4,8 @@ Each size: all hosts join and get ready, the first generation is formed and fini
 is lost at once. ``decide`` is the CPU-bound time from the first loss to the last assignment, 0.03 s of it the wait for
 further losses; ``join`` is per host; ``step`` is all that is told of one step; ``restore`` is the time to tell every
 rank of the new layout which images it needs; ``plan`` is what a thread takes, once per generation, to spread the chunks
-over the ranks that upload them, and ``orders`` is all that the event loop does when a checkpoint is due. Sizes are those of the largest message.
+over the ranks that upload them, and ``orders`` is all that the event loop does when a checkpoint is due. Sizes are
+those of the largest message.
 
     python benchmarks/control_plane.py [--hosts 100 1000 10000] [--json control_plane.json]
 """
