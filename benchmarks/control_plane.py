@@ -3,7 +3,9 @@
 Each size: all hosts join and get ready, the first generation is formed and finishes a step, then one host in a hundred
 is lost at once. ``decide`` is the CPU-bound time from the first loss to the last assignment, 0.03 s of it the wait for
 further losses; ``join`` is per host; ``step`` is all that is told of one step; ``restore`` is the time to tell every
-rank of the new layout which images it needs. Sizes are those of the largest message.
+rank of the new layout which images it needs; ``plan`` is what a thread takes, once per generation, to spread the chunks
+over the ranks that upload them, and ``orders`` is all that the event loop does when a checkpoint is due. Sizes are
+those of the largest message.
 
     python benchmarks/control_plane.py [--hosts 100 1000 10000] [--json control_plane.json]
 """
@@ -22,6 +24,7 @@ from typing import Any, cast
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.config.job import Job
 from elastic_train.config.load import parse_job
+from elastic_train.controller.checkpointer import Save
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
@@ -101,6 +104,7 @@ class Simulation:
             beat = {"type": "heartbeat", "sent": 0.0, "generation": 1, "beats": 1, "started_step": 1, "process": "S"}
             coordinator._handle(host, beat)
         beats = time.perf_counter() - started
+        planned, ordered = await self.save()
         lost = self.hosts[::100]
         started = time.perf_counter()
         for host in lost:
@@ -120,6 +124,8 @@ class Simulation:
             "form_s": formed,
             "step_ms": 1e3 * stepped,
             "beats_ms": 1e3 * beats,
+            "plan_s": planned,
+            "orders_s": ordered,
             "lost": len(lost),
             "decide_s": decided,
             "ranks": generation.layout.world_size,
@@ -153,6 +159,24 @@ class Simulation:
         for rank, host in enumerate(generation.members):
             about = {"generation": generation.number, "rank": rank}
             self.coordinator._handle(host, {"type": "described", "description": description(rank, world), **about})
+
+    async def save(self) -> tuple[float, float]:
+        """Seconds to plan the uploads of the running generation, and to order those of its newest step."""
+        run = self.coordinator.run
+        generation, checkpointer = run.generation, run.checkpointer
+        snapshots = run.inventory.newest_complete(run.members.nodes())
+        assert generation is not None
+        assert snapshots is not None
+        assert checkpointer.claim is not None
+        started = time.perf_counter()
+        await checkpointer.plan(generation.number)
+        planned = time.perf_counter()
+        save = Save(snapshots.step, snapshots.generation)
+        orders = checkpointer._upload(snapshots, generation.members, checkpointer.claim, save)
+        done = time.perf_counter()
+        for order in orders:
+            order.cancel()
+        return planned - started, done - planned
 
     def step(self, step: int) -> None:
         """Every rank tells of its step and its partners' copies arrive."""

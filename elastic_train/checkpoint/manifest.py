@@ -171,17 +171,19 @@ def claim_of(path: str) -> int | None:
 
 def merge(uploads: Iterable[UploadedObject]) -> tuple[dict[str, TensorRecord], dict[str, int]]:
     """(tensors, objects) of a manifest from what all ranks have uploaded. Raises CheckpointError when they disagree."""
-    tensors: dict[str, TensorRecord] = {}
+    first: dict[str, TensorRecord] = {}
+    chunks: dict[str, list[ChunkRecord]] = {}
     objects: dict[str, int] = {}
     for upload in uploads:
         objects[upload.path] = upload.nbytes
         for key, record in upload.tensors.items():
-            known = tensors.setdefault(key, TensorRecord(dtype=record.dtype, shape=record.shape, chunks=()))
+            known = first.setdefault(key, record)
             if (known.dtype, known.shape) != (record.dtype, record.shape):
                 raise CheckpointError(
                     f"{upload.path} has {key} as {record.dtype} {record.shape}; others have {known.dtype} {known.shape}"
                 )
-            tensors[key] = known.model_copy(update={"chunks": known.chunks + record.chunks})
+            chunks.setdefault(key, []).extend(record.chunks)
+    tensors = {key: record.model_copy(update={"chunks": tuple(chunks[key])}) for key, record in first.items()}
     return tensors, objects
 
 

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from elastic_train.config.job import Job
@@ -55,6 +56,7 @@ from elastic_train.storage.errors import StorageError
 logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 0.25
+_NOTE_SECONDS = 2.0
 _ACCOUNT_SECONDS = 30.0
 """The time account is in the ledger at least this often."""
 
@@ -213,9 +215,11 @@ class Coordinator:
         else:
             self._ending.finish(State.KILLED, reason)
 
-    def note_chaos(self, note: dict[str, Any]) -> None:
-        """What follows was caused on purpose."""
+    async def note_chaos(self, note: dict[str, Any]) -> None:
+        """What follows was caused on purpose. Storage has the line first, if it answers: we may be what is killed."""
         self.run.record("chaos", **note)
+        with suppress(StorageError):
+            await asyncio.get_running_loop().run_in_executor(None, self.run.folder.ledger.flush, _NOTE_SECONDS)
 
     def begin_outage(self, seconds: float) -> str:
         """Do without object storage for ``seconds``, hosts and coming trainers too; a sentence where there is none."""

@@ -72,6 +72,10 @@ class Directory:
         self._group_of[rank] = group
         return self._read[group]
 
+    def description(self, rank: int) -> Description:
+        """What ``rank``, which has been added, holds."""
+        return self._read[self._group_of[rank]]
+
     def holders(self, needs: Description, rank: int, near: Collection[int], there: Callable[[int], bool]) -> set[int]:
         """The ranks whose images together have all of ``needs`` that anybody has.
 

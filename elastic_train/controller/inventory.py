@@ -73,6 +73,12 @@ class Inventory:
         self.descriptions[generation, rank] = description
         return self.directories[generation].add(rank, description)
 
+    def described(self, generation: int) -> dict[int, Description]:
+        """rank -> what its images hold, of all ranks of a generation that have told."""
+        directory = self.directories[generation]
+        ranks = (rank for rank in range(self._worlds[generation]) if (generation, rank) in self.descriptions)
+        return {rank: directory.description(rank) for rank in ranks}
+
     def add(self, generation: int, rank: int, step: int, node: str, image: str) -> SnapshotSet | None:
         """Record a whole image; None for a generation or step that is unknown or already given up."""
         world = self._worlds.get(generation)

@@ -95,7 +95,7 @@ class CoordinatorActor:
 
     async def note_chaos(self, note: dict[str, Any]) -> None:
         """Write into the ledger what somebody is about to break."""
-        (await self._running()).note_chaos(note)
+        await (await self._running()).note_chaos(note)
 
     async def begin_outage(self, seconds: float) -> str:
         """Let coordinator, hosts and the trainers to come be without object storage; a sentence if there is none."""
