@@ -85,7 +85,7 @@ def inspect_data(
 
 
 def _describe(manifest: Any) -> None:
-    skipped = len(manifest.skipped)
+    skipped = manifest.left_out_documents
     typer.echo(f"documents:  {manifest.documents:,}" + (f" ({skipped} left out)" if skipped else ""))
     typer.echo(f"tokens:     {manifest.tokens:,} ({manifest.dtype}) in {len(manifest.shards)} shards")
     typer.echo(f"vocabulary: {manifest.tokenizer.vocab_size:,}")

@@ -75,9 +75,9 @@ def _prepare(job: Job, corpus: str, console: Console) -> None:
         made = prepare(
             source, job.data.uri, job.model.vocab_size, storage=job.storage, progress=phase_reporter(progress)
         )
-    manifest = made.manifest
+    manifest, size = made.manifest, int(str(made.manifest.inputs["corpus_bytes"]))
     console.print(
-        f"[bold]data[/bold]     {corpus}: {manifest.documents:,} files, {manifest.inputs.corpus_bytes / 1e6:.1f} MB, "
+        f"[bold]data[/bold]     {corpus}: {manifest.documents:,} files, {size / 1e6:.1f} MB, "
         f"{manifest.tokens:,} tokens{' (prepared before)' if made.reused else ''}"
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import NotFound
@@ -36,11 +37,22 @@ class Tokenizer(Record):
     eos_token: str
 
 
+class File(Record):
+    """A file of the data set that is no shard."""
+
+    path: str
+    bytes: Annotated[int, Field(ge=1)]
+    sha256: Sha256
+
+
 class Shard(Record):
-    """An Arrow IPC file with one column ``tokens``.
+    """An Arrow IPC file with one column ``tokens``, and a second one ``counts`` (uint8) in a labelled data set.
 
     ``batches`` has (byte offset, bytes) of every record batch message: one ranged read fetches one batch of
-    ``batch_tokens`` tokens; only the last batch of a shard may be shorter.
+    ``batch_tokens`` tokens; only the last batch of a shard may be shorter. ``checksums`` has the xxh3_64 (hex) of each
+    message's bytes. ``ends`` is an Arrow IPC file with one column ``ends`` (uint64): the offset behind the last token
+    (the end-of-text token) of each document that ends in this shard, from the shard's first token, ascending.
+    Format 1 has neither.
     """
 
     path: str
@@ -49,63 +61,73 @@ class Shard(Record):
     bytes: Annotated[int, Field(ge=1)]
     sha256: Sha256
     batches: tuple[tuple[Count, Count], ...]
+    checksums: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")], ...] = ()
+    ends: File | None = None
 
 
 class Skipped(Record):
-    """A document of the corpus that is not in the data set, and why."""
+    """Format 1's entry of a document that is not in the data set, and why. Format 2 has the file ``left_out``."""
 
     name: str
     reason: str
 
 
-class Inputs(Record):
-    """Everything that decides the tokens; its digest tells whether a data set can be reused."""
-
-    corpus: str
-    corpus_sha256: Sha256
-    corpus_bytes: Count
-    vocab_size: Annotated[int, Field(ge=1)]
-    tokenizer: str = "byte-level BPE"
-    tokenizer_sample_bytes: Annotated[int, Field(ge=1)]
-    tokenizer_sample: str = "whole documents, spread evenly over the corpus"
-    shard_tokens: Annotated[int, Field(ge=1)]
-    batch_tokens: Annotated[int, Field(ge=1)]
-
-    def digest(self) -> str:
-        """sha256 of the canonical JSON."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-
-
 class Manifest(Record):
-    """The whole file. Documents are joined with ``tokenizer.eos_id`` after each; shards follow each other."""
+    """The whole file. Documents are joined with ``tokenizer.eos_id`` after each; shards follow each other.
 
-    format_version: Literal[1] = 1
+    Format 2 is written; format 1 is read. ``labelled``: the column ``counts`` says which tokens count in the loss when
+    they are what is predicted. ``left_out`` lists the documents that are not in it, one JSON object with ``name`` and
+    ``reason`` per line; ``left_out_counts`` has their number by kind: duplicate, empty, not_utf8, too_long.
+    ``inputs`` is everything that decides the tokens; ``inputs_sha256``, the sha256 of its JSON, tells whether a data
+    set can be reused.
+    """
+
+    format_version: Literal[1, 2] = 2
     tokenizer: Tokenizer
     dtype: Literal["uint16", "uint32"]
+    labelled: bool = False
     tokens: Count
     documents: Count
     batch_tokens: Annotated[int, Field(ge=1)]
     shards: tuple[Shard, ...]
-    inputs: Inputs
+    left_out: File | None = None
+    left_out_counts: dict[str, Count] = {}
+    inputs: dict[str, JsonValue]
     inputs_sha256: Sha256
     skipped: tuple[Skipped, ...] = ()
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
-        total = sum(shard.tokens for shard in self.shards)
-        if total != self.tokens:
-            raise ValueError(f"tokens={self.tokens}, but the shards have {total}")
+        for name in ("tokens", "documents"):
+            total, said = sum(getattr(shard, name) for shard in self.shards), getattr(self, name)
+            if total != said:
+                raise ValueError(f"{name}={said}, but the shards have {total}")
         for shard in self.shards:
             wanted = -(-shard.tokens // self.batch_tokens)
             if len(shard.batches) != wanted:
                 raise ValueError(
                     f"shard {shard.path} lists {len(shard.batches)} batches, its {shard.tokens} tokens need {wanted}"
                 )
+            if self.format_version == 2 and (shard.ends is None or len(shard.checksums) != wanted):
+                raise ValueError(
+                    f"shard {shard.path} has {len(shard.checksums)} checksums for {wanted} batches "
+                    f"and {'no' if shard.ends is None else 'a'} file of ends; format 2 has one of each"
+                )
         return self
+
+    @property
+    def left_out_documents(self) -> int:
+        """How many documents of the input are not in the data set."""
+        return len(self.skipped) + sum(self.left_out_counts.values())
 
     def to_bytes(self) -> bytes:
         """The file's bytes: the same for the same data set, wherever and whenever it was made."""
-        return self.model_dump_json(indent=1).encode() + b"\n"
+        return self.model_dump_json(indent=1, exclude={"skipped"}).encode() + b"\n"
+
+
+def inputs_digest(inputs: dict[str, JsonValue]) -> str:
+    """sha256 of the JSON of ``Manifest.inputs``."""
+    return hashlib.sha256(json.dumps(inputs, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
 
 
 def read_manifest(store: Store) -> tuple[Manifest, str]:
@@ -126,4 +148,4 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{name} is not a manifest of format 1: {place or 'file'}: {first['msg']}") from None
+        raise DataError(f"{name} is not a manifest of format 1 or 2: {place or 'file'}: {first['msg']}") from None

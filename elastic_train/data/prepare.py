@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import MANIFEST, Inputs, Manifest, Shard, Skipped, Tokenizer, read_manifest
-from elastic_train.data.shards import read_blocks, write_shard
+from elastic_train.data.manifest import MANIFEST, Manifest, Shard, Skipped, Tokenizer, inputs_digest, read_manifest
+from elastic_train.data.shards import write_shard
 from elastic_train.data.tokenizer import (
     EOS_ID,
     GivenTokenizer,
@@ -22,7 +20,6 @@ from elastic_train.data.tokenizer import (
     sample_documents,
     train_tokenizer,
 )
-from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
@@ -79,24 +76,25 @@ def prepare(
     if given is not None:
         source = f"given: sha256 {given.sha256}, eos_id {given.eos_id}"
         size = parse_tokenizer(given).get_vocab_size()
-        inputs = inputs.model_copy(update={"tokenizer": source, "vocab_size": size})
+        inputs = {**inputs, "tokenizer": source, "vocab_size": size}
     if store.exists(MANIFEST):
         manifest, digest = read_manifest(store)
-        if manifest.inputs_sha256 == inputs.digest() and _is_whole(store, manifest):
+        if manifest.inputs_sha256 == inputs_digest(inputs) and _is_whole(store, manifest):
             return Prepared(store.uri, manifest, digest, reused=True)
-        if not overwrite and manifest.inputs_sha256 != inputs.digest():
+        if not overwrite and manifest.inputs_sha256 != inputs_digest(inputs):
             raise DataError(
                 f"{store.uri} holds a data set made from other inputs; choose another folder or allow overwriting"
             )
         store.delete(MANIFEST)  # first, so that a crash leaves no mixture that looks whole
-    report("tokenizer", 0, inputs.corpus_bytes)
+    size = int(inputs["corpus_bytes"])
+    report("tokenizer", 0, size)
     if given is None:
-        sample = sample_documents(corpus.documents(), inputs.corpus_bytes, sample_bytes)
+        sample = sample_documents(corpus.documents(), size, sample_bytes)
         tokenizer = train_tokenizer(sample, vocab_size)
         given = GivenTokenizer(tokenizer.to_str(pretty=True).encode() + b"\n", EOS_ID)
     else:
         tokenizer = parse_tokenizer(given)
-    report("tokenizer", inputs.corpus_bytes, inputs.corpus_bytes)
+    report("tokenizer", size, size)
     store.write(TOKENIZER, [given.text])
     return _write(store, corpus, tokenizer, _entry(tokenizer, given), inputs, report)
 
@@ -128,7 +126,7 @@ def _is_whole(store: Store, manifest: Manifest) -> bool:
     return manifest.tokenizer.path in sizes and all(sizes.get(shard.path) == shard.bytes for shard in manifest.shards)
 
 
-def _inputs(corpus: Corpus, vocab_size: int, sample: int, shard: int, batch: int, report: Progress) -> Inputs:
+def _inputs(corpus: Corpus, vocab_size: int, sample: int, shard: int, batch: int, report: Progress) -> dict[str, Any]:
     """Reads the corpus once for its digest: every document's name and text, in order."""
     digest = hashlib.sha256()
     size, total = 0, corpus.total_bytes()
@@ -144,44 +142,40 @@ def _inputs(corpus: Corpus, vocab_size: int, sample: int, shard: int, batch: int
         )
     for skipped in corpus.skipped:
         digest.update(f"skipped {skipped.name} {skipped.reason}\n".encode())
-    return Inputs(
-        corpus=corpus.name,
-        corpus_sha256=digest.hexdigest(),
-        corpus_bytes=size,
-        vocab_size=vocab_size,
-        tokenizer_sample_bytes=sample,
-        shard_tokens=shard,
-        batch_tokens=batch,
-    )
+    return {
+        "corpus": corpus.name,
+        "corpus_sha256": digest.hexdigest(),
+        "corpus_bytes": size,
+        "vocab_size": vocab_size,
+        "tokenizer": "byte-level BPE",
+        "tokenizer_sample_bytes": sample,
+        "shard_tokens": shard,
+        "batch_tokens": batch,
+    }
 
 
 def _write(
-    store: Store, corpus: Corpus, tokenizer: tokenizers.Tokenizer, entry: Tokenizer, inputs: Inputs, report: Progress
+    store: Store,
+    corpus: Corpus,
+    tokenizer: tokenizers.Tokenizer,
+    entry: Tokenizer,
+    inputs: dict[str, Any],
+    report: Progress,
 ) -> Prepared:
     dtype = "uint16" if entry.vocab_size <= 2**16 else "uint32"
     shards: list[Shard] = []
-    with tempfile.TemporaryDirectory(prefix="elastic_train-") as folder:
-        encoded = encode_documents(tokenizer, corpus.documents(), dtype, entry.eos_id)
-        for tokens, documents in _shards(encoded, inputs, report):
-            file = Path(folder) / "shard"
-            name = f"shard-{len(shards):05d}.arrow"
-            try:
-                shard = write_shard(file, name, tokens, documents, inputs.batch_tokens)
-            except OSError as error:
-                raise StorageError(
-                    str(file), f"cannot write shard {len(shards)} to the temporary folder: {error}"
-                ) from error
-            store.write(name, read_blocks(file), size_hint=shard.bytes)
-            shards.append(shard)
+    encoded = encode_documents(tokenizer, corpus.documents(), dtype, entry.eos_id)
+    for tokens, ends in _shards(encoded, inputs, report):
+        shards.append(write_shard(store, f"shard-{len(shards):05d}.arrow", tokens, ends, inputs["batch_tokens"]))
     manifest = Manifest(
         tokenizer=entry,
         dtype="uint16" if dtype == "uint16" else "uint32",
         tokens=sum(shard.tokens for shard in shards),
         documents=sum(shard.documents for shard in shards),
-        batch_tokens=inputs.batch_tokens,
+        batch_tokens=inputs["batch_tokens"],
         shards=tuple(shards),
         inputs=inputs,
-        inputs_sha256=inputs.digest(),
+        inputs_sha256=inputs_digest(inputs),
         skipped=tuple(Skipped(name=item.name, reason=item.reason) for item in corpus.skipped),
     )
     store.write(MANIFEST, [manifest.to_bytes()])
@@ -189,22 +183,24 @@ def _write(
 
 
 def _shards(
-    encoded: Iterator[tuple[np.ndarray[Any, Any], int]], inputs: Inputs, report: Progress
-) -> Iterator[tuple[np.ndarray[Any, Any], int]]:
-    """(tokens of a full shard, documents that end in it), cut at exactly ``shard_tokens``."""
+    encoded: Iterator[tuple[np.ndarray[Any, Any], int]], inputs: dict[str, Any], report: Progress
+) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """(tokens of a full shard, ends of the documents in it), cut at exactly ``shard_tokens``."""
     parts: list[np.ndarray[Any, Any]] = []
-    held = ended = done = 0
+    ends: list[int] = []
+    held = done = 0
     for tokens, size in encoded:
         done += size
-        report("encode", done, inputs.corpus_bytes)
-        while held + len(tokens) >= inputs.shard_tokens:
-            room = inputs.shard_tokens - held
-            ended += room == len(tokens)
-            yield np.concatenate([*parts, tokens[:room]]), ended
-            parts, held, ended, tokens = [], 0, 0, tokens[room:]
+        report("encode", done, inputs["corpus_bytes"])
+        while held + len(tokens) >= inputs["shard_tokens"]:
+            room = inputs["shard_tokens"] - held
+            if room == len(tokens):
+                ends.append(inputs["shard_tokens"])
+            yield np.concatenate([*parts, tokens[:room]]), np.array(ends, np.uint64)
+            parts, held, ends, tokens = [], 0, [], tokens[room:]
         if len(tokens):
             parts.append(tokens)
             held += len(tokens)
-            ended += 1
+            ends.append(held)
     if parts:
-        yield np.concatenate(parts), ended
+        yield np.concatenate(parts), np.array(ends, np.uint64)

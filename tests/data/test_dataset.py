@@ -17,7 +17,7 @@ from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import Inputs, Manifest, Shard, Tokenizer
+from elastic_train.data.manifest import Manifest, Shard, Tokenizer
 from elastic_train.data.prepare import prepare
 from elastic_train.data.shards import decode_batch, write_shard
 from elastic_train.storage.store import Store
@@ -36,16 +36,8 @@ def make(
     shards: list[Shard] = []
     for number, size in enumerate(sizes):
         start, name = sum(sizes[:number]), f"shard-{number}"
-        shards.append(write_shard(folder / name, name, flat[start : start + size], 1, batch_tokens))
-    inputs = Inputs(
-        corpus="x",
-        corpus_sha256=NONE,
-        corpus_bytes=1,
-        vocab_size=top,
-        tokenizer_sample_bytes=1,
-        shard_tokens=1,
-        batch_tokens=1,
-    )
+        ends = np.array([size], np.uint64)
+        shards.append(write_shard(Store.open(str(folder)), name, flat[start : start + size], ends, batch_tokens))
     manifest = Manifest(
         tokenizer=Tokenizer(path="tokenizer.json", sha256=NONE, vocab_size=top, eos_id=0, eos_token="e"),
         dtype="uint32" if dtype == "uint32" else "uint16",
@@ -53,8 +45,8 @@ def make(
         documents=len(sizes),
         batch_tokens=batch_tokens,
         shards=tuple(shards),
-        inputs=inputs,
-        inputs_sha256=inputs.digest(),
+        inputs={},
+        inputs_sha256=NONE,
     )
     (folder / "manifest.json").write_bytes(manifest.to_bytes())
     return manifest, flat
@@ -112,7 +104,7 @@ def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ('"format_version": 1', '"format_version": 2', "format_version"),
+        ('"format_version": 2', '"format_version": 3', "format_version"),
         ('"tokens": 70,', '"tokens": 71,', "file"),
         ("{", "[", "file"),
     ],
@@ -122,7 +114,7 @@ def test_a_manifest_that_is_wrong_is_named_with_the_field(tmp_path: Path, old: s
     text = (tmp_path / "manifest.json").read_text()
     assert old in text
     (tmp_path / "manifest.json").write_text(text.replace(old, new, 1))
-    with pytest.raises(DataError, match=rf"manifest.json is not a manifest of format 1: {place}: "):
+    with pytest.raises(DataError, match=rf"manifest.json is not a manifest of format 1 or 2: {place}: "):
         TokenDataset.open(str(tmp_path), 8)
 
 
@@ -131,7 +123,7 @@ def test_a_token_that_the_tokenizer_does_not_have_is_never_given_out(tmp_path: P
     manifest, flat = make(tmp_path, [50, 50], batch_tokens=20)
     limit = int(flat[:70].max()) + 1
     flat[70] = 2**16 - 1
-    shard = write_shard(tmp_path / "shard-1", "shard-1", flat[50:], 1, 20)
+    shard = write_shard(Store.open(str(tmp_path)), "shard-1", flat[50:], np.array([50], np.uint64), 20)
     small = manifest.tokenizer.model_copy(update={"vocab_size": limit})
     damaged = manifest.model_copy(update={"tokenizer": small, "shards": (manifest.shards[0], shard)})
     dataset = TokenDataset(damaged, NONE, [tmp_path / "shard-0", tmp_path / "shard-1"], 10)
