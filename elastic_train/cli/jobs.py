@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastic_train.cli.data import data_problems, prepare_missing
+from elastic_train.cli.data import data_problems
+from elastic_train.cli.data_prepare import prepare_missing
 from elastic_train.cli.guard import FAILED, OK, UserError
 from elastic_train.cli.huggingface import check_source
 from elastic_train.cli.options import Endpoint, JobRef, Region, StorageUri

@@ -1,106 +1,179 @@
-"""Where documents come from: the Python library, the Python manual, or one's own text files."""
+"""Where documents come from: files in local folders or object storage, the Python library, the Python manual."""
 
 from __future__ import annotations
 
-import os
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import Skipped
+from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
+    from elastic_train.config.operation import StorageConfig
+    from elastic_train.data.chat import ChatTemplate
+    from elastic_train.storage.store import Entry
+
+Format = Literal["text", "jsonl", "parquet", "chat"]
+"""``text``: a file is a document. ``jsonl``: a line is. ``parquet``: a row is. ``chat``: a line is a conversation."""
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+LINES = (".jsonl", ".ndjson")
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 """Folders of the standard library's tree that are tests or not part of it."""
+ACCEPTED = "python-stdlib, python-doc, a file, a folder, a glob such as 'data/*.jsonl', or an s3:// prefix"
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """One text with its name in the corpus (a path with slashes)."""
+class InputFile:
+    """``store``: URI of the store it is in, ``path`` in that store. ``name``: how the data set calls it, the same
+    wherever the files lie. ``modified``: seconds since the epoch.
+    """
 
+    store: str
+    path: str
     name: str
-    text: str
+    size: int
+    modified: float
+    format: Format
+
+    @property
+    def uri(self) -> str:
+        """For people."""
+        return f"{self.store.rstrip('/')}/{self.path}"
+
+    @property
+    def compression(self) -> str | None:
+        """``gzip``, ``zstd`` or None, by the end of the name."""
+        return COMPRESSIONS.get(Path(self.path).suffix)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Corpus:
-    """Files in a fixed order (by name); the same files give the same documents on every machine."""
+    """Files in a fixed order (inputs as given, in each by name) and how documents are read from them.
+
+    ``column``: field of a JSON line or column of a Parquet file that holds the text. ``chat``: renders conversations.
+    """
 
     name: str
-    root: Path
-    names: tuple[str, ...]
-    skipped: list[Skipped] = field(default_factory=list)
-    """Documents that the last complete :meth:`documents` left out: empty or not UTF-8."""
-
-    def documents(self) -> Iterator[Document]:
-        """The documents; every file is either yielded or listed in :attr:`skipped`."""
-        self.skipped.clear()
-        for name in self.names:
-            try:
-                data = (self.root / name).read_bytes()
-            except OSError as error:
-                raise DataError(f"cannot read {self.root / name}: {error.strerror}") from error
-            try:
-                text = data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                self.skipped.append(Skipped(name=name, reason=f"not UTF-8 (byte {error.start})"))
-                continue
-            if not text.strip():
-                self.skipped.append(Skipped(name=name, reason="empty"))
-                continue
-            yield Document(name, text)
+    files: tuple[InputFile, ...]
+    storage: StorageConfig | None = None
+    column: str = "text"
+    chat: ChatTemplate | None = None
 
     def total_bytes(self) -> int:
-        """Size of all files."""
-        return sum((self.root / name).stat().st_size for name in self.names)
+        """Size of all files, as they are stored."""
+        return sum(file.size for file in self.files)
 
 
-def open_corpus(source: str) -> Corpus:
-    """The corpus ``python-stdlib``, ``python-doc``, or the text file or folder of text files at a path."""
+def open_corpus(
+    *inputs: str,
+    storage: StorageConfig | None = None,
+    format: Format | None = None,
+    column: str = "text",
+    chat: ChatTemplate | None = None,
+) -> Corpus:
+    """The files of ``inputs``: each a file, a folder, a glob, an ``s3://`` prefix, ``python-stdlib`` or ``python-doc``.
+
+    Without ``format`` names decide: ``*.jsonl`` and ``*.ndjson`` (also with ``.gz`` or ``.zst`` after it) are JSON
+    lines, ``*.parquet`` is Parquet, everything else is text. Raises :class:`DataError` when there are no files.
+    """
+    if not inputs:
+        raise DataError(f"no input is given; accepted are {ACCEPTED}")
+    files: list[InputFile] = []
+    for source in inputs:
+        store, entries = _entries(source, storage)
+        before = f"{_name(source)}/" if len(inputs) > 1 else ""
+        files += [
+            InputFile(
+                store.uri, entry.path, before + entry.path, entry.size, entry.modified, format or _format(entry.path)
+            )
+            for entry in entries
+        ]
+    return Corpus(_name(inputs[0]), tuple(files), storage, column, chat)
+
+
+def _name(source: str) -> str:
+    plain = source.partition("://")[2] if "://" in source else str(Path(source).absolute())
+    parts = [part for part in plain.split("/") if part and not _is_pattern(part)]
+    return parts[-1] if parts else "input"
+
+
+def _format(path: str) -> Format:
+    name = path.lower()
+    for end in COMPRESSIONS:
+        name = name.removesuffix(end)
+    if name.endswith(LINES):
+        return "jsonl"
+    return "parquet" if name.endswith(".parquet") else "text"
+
+
+def _entries(source: str, storage: StorageConfig | None) -> tuple[Store, list[Entry]]:
+    """The files of one input, by name."""
     if source == "python-stdlib":
-        return _python_stdlib()
+        return _below(Path(sysconfig.get_path("stdlib")), ".py", NOT_LIBRARY)
     if source == "python-doc":
         return _python_doc()
-    path = Path(source)
-    if path.is_file():
-        return Corpus(path.name, path.parent, (path.name,))
-    if not path.is_dir():
-        raise DataError(f"corpus {source!r} is not there; give python-stdlib, python-doc, or a text file or folder")
-    return Corpus(path.absolute().name, path, _found(path, _files(path, set()), "files"))
+    if _is_pattern(source) and not ("://" not in source and Path(source).exists()):
+        return _matching(source, storage)
+    store = Store.open(source, storage)
+    folder, _, name = store.uri.rstrip("/").rpartition("/")
+    if not source.endswith("/") and not folder.endswith(":/"):
+        beside = Store.open(folder or "/", storage)
+        if beside.exists(name):
+            return beside, [entry for entry in beside.list(name) if entry.path == name]
+    entries = [entry for entry in store.list() if not entry.path.endswith("/")]
+    if not entries:
+        there = "holds no files" if "://" in source or Path(source).exists() else "is not there"
+        raise DataError(f"input {source!r} {there}; accepted are {ACCEPTED}")
+    return store, entries
 
 
-def _python_stdlib() -> Corpus:
-    root = Path(sysconfig.get_path("stdlib"))
-    return Corpus(
-        "python-stdlib", root, _found(root, (n for n in _files(root, NOT_LIBRARY) if n.endswith(".py")), "*.py files")
-    )
-
-
-def _python_doc() -> Corpus:
+def _python_doc() -> tuple[Store, list[Entry]]:
     roots = sorted(Path("/usr/share/doc").glob("python3*/html/_sources"))
     if not roots:
         raise DataError(
             "corpus python-doc is not installed: no /usr/share/doc/python3*/html/_sources; install python3-doc"
         )
-    root = roots[-1].resolve()
-    return Corpus(
-        "python-doc", root, _found(root, (n for n in _files(root, set()) if n.endswith(".rst.txt")), "*.rst.txt files")
-    )
+    return _below(roots[-1].resolve(), ".rst.txt", set())
 
 
-def _files(root: Path, without: set[str]) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in without]
-        below = Path(folder).relative_to(root)
-        yield from ((below / name).as_posix() for name in files)
+def _below(root: Path, end: str, without: set[str]) -> tuple[Store, list[Entry]]:
+    store = Store.open(str(root))
+    entries = [
+        entry
+        for entry in store.list()
+        if entry.path.endswith(end) and not without.intersection(entry.path.split("/")[:-1])
+    ]
+    if not entries:
+        raise DataError(f"{root} holds no *{end} files")
+    return store, entries
 
 
-def _found(root: Path, names: Iterator[str], what: str) -> tuple[str, ...]:
-    found = tuple(sorted(names))
-    if not found:
-        raise DataError(f"{root} holds no {what}")
-    return found
+def _matching(source: str, storage: StorageConfig | None) -> tuple[Store, list[Entry]]:
+    scheme, separator, rest = source.rpartition("://")
+    parts = rest.split("/")
+    fixed = next(number for number, part in enumerate(parts) if _is_pattern(part))
+    root = scheme + separator + "/".join(parts[:fixed])
+    store = Store.open(root or ("/" if rest.startswith("/") else "."), storage)
+    entries = [entry for entry in store.list() if _matches(entry.path.split("/"), parts[fixed:])]
+    if not entries:
+        raise DataError(f"input {source!r} matches no files in {store.uri}; accepted are {ACCEPTED}")
+    return store, entries
+
+
+def _is_pattern(part: str) -> bool:
+    return any(sign in part for sign in "*?[")
+
+
+def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    """``*``, ``?`` and ``[...]`` stay inside a folder, as in a shell; ``**`` is any number of folders."""
+    if not (path and pattern):
+        return not (path or pattern)
+    if pattern[0] == "**":
+        return any(_matches(path[depth:], pattern[1:] or ["*"]) for depth in range(len(path)))
+    return fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])

@@ -1,52 +1,71 @@
-"""Text to token shards: train a tokenizer, encode, write shards, and last the manifest that makes them a data set."""
+"""Text to token shards: look at all of it, train a tokenizer, encode, and last write the manifest of the data set.
+
+Every data set lies in a folder of its own that is named after its inputs; the manifest beside it says which one counts.
+So two runs at once cannot mix their shards, and one data set is replaced by another in a single write.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from elastic_train.data.encode import EncodeTask, read_shards
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import MANIFEST, Manifest, Shard, Skipped, Tokenizer, inputs_digest, read_manifest
-from elastic_train.data.shards import write_shard
-from elastic_train.data.tokenizer import (
-    EOS_ID,
-    GivenTokenizer,
-    encode_documents,
-    parse_tokenizer,
-    read_tokenizer,
-    sample_documents,
-    train_tokenizer,
-)
+from elastic_train.data.given import TOKENIZER
+from elastic_train.data.manifest import Manifest, Tokenizer, inputs_digest
+from elastic_train.data.parts import PART_BYTES, cut
+from elastic_train.data.publish import Prepared, Publication, files_of
+from elastic_train.data.scan import Scan, ScanTask, judged
+from elastic_train.data.selection import Selection
+from elastic_train.data.shards import store_file
+from elastic_train.data.stages import KeptTask, Orders, Result, one_by_one, results
+from elastic_train.data.tokenizer import EOS_ID, SMALLEST_VOCABULARY, GivenTokenizer, parse_tokenizer, train_tokenizer
+from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import tokenizers
+    from collections.abc import Callable
 
     from elastic_train.config.operation import StorageConfig
     from elastic_train.data.corpus import Corpus
+    from elastic_train.data.manifest import File, Shard
+    from elastic_train.data.parts import Part
+    from elastic_train.data.stages import Run, Task
 
     Progress = Callable[[str, int, int], None]
     """Called with (phase, bytes done, bytes in all); phases: read, tokenizer, encode."""
 
-TOKENIZER = "tokenizer.json"
 SHARD_TOKENS = 2**26
 BATCH_TOKENS = 2**18
 SAMPLE_BYTES = 16 * 2**20
+WORK, LEFT_OUT = ".work", "left_out.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A data set in storage. ``reused``: it was there already, made from the same inputs."""
+class Settings:
+    """What decides the tokens and the bytes, beside the input and the tokenizer. Sizes are upper bounds.
 
-    uri: str
-    manifest: Manifest
-    digest: str
-    reused: bool
+    ``vocab_size``, ``sample_bytes``: entries of a tokenizer that is trained, and how much text it is trained on.
+    ``part_bytes``: of input for one task. ``max_characters``: longer documents are left out. ``keep_duplicates``:
+    copies of documents are not.
+    """
+
+    vocab_size: int
+    sample_bytes: int = SAMPLE_BYTES
+    shard_tokens: int = SHARD_TOKENS
+    batch_tokens: int = BATCH_TOKENS
+    part_bytes: int = PART_BYTES
+    max_characters: int | None = None
+    keep_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("sample_bytes", "shard_tokens", "batch_tokens", "part_bytes", "max_characters"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise DataError(f"{name}={value} must be at least 1")
 
 
 def prepare(
@@ -58,149 +77,194 @@ def prepare(
     progress: Progress | None = None,
     overwrite: bool = False,
     given: GivenTokenizer | None = None,
-    sample_bytes: int = SAMPLE_BYTES,
-    shard_tokens: int = SHARD_TOKENS,
-    batch_tokens: int = BATCH_TOKENS,
+    run: Run = one_by_one,
+    **settings: Any,
 ) -> Prepared:
     """Makes the data set of ``corpus`` in the folder ``out`` (local or S3, ``storage`` has the endpoint).
 
-    The same corpus and settings give the same bytes. The tokenizer is ``given``, or is trained on about
-    ``sample_bytes`` of the corpus, to have up to ``vocab_size`` entries.
-    A folder that holds a data set of the same inputs is reused (made again when shards are missing); one of other
-    inputs is refused unless ``overwrite``.
+    The same corpus and ``settings`` (:class:`Settings`) give the same bytes, whoever ``run`` gives the work to. The
+    tokenizer is ``given`` or trained. A run that was killed is gone on with.
+    A folder that holds a data set of the same inputs is reused (made again when files are missing); one of other inputs
+    is refused unless ``overwrite``.
     Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
     """
+    if given is None and vocab_size < SMALLEST_VOCABULARY:
+        raise DataError(f"vocab_size={vocab_size} is too small; byte-level BPE needs at least {SMALLEST_VOCABULARY}")
     report = progress or (lambda phase, done, total: None)
-    store = Store.open(out, storage)
-    inputs = _inputs(corpus, vocab_size, sample_bytes, shard_tokens, batch_tokens, report)
-    if given is not None:
-        source = f"given: sha256 {given.sha256}, eos_id {given.eos_id}"
-        size = parse_tokenizer(given).get_vocab_size()
-        inputs = {**inputs, "tokenizer": source, "vocab_size": size}
-    if store.exists(MANIFEST):
-        manifest, digest = read_manifest(store)
-        if manifest.inputs_sha256 == inputs_digest(inputs) and _is_whole(store, manifest):
-            return Prepared(store.uri, manifest, digest, reused=True)
-        if not overwrite and manifest.inputs_sha256 != inputs_digest(inputs):
-            raise DataError(
-                f"{store.uri} holds a data set made from other inputs; choose another folder or allow overwriting"
-            )
-        store.delete(MANIFEST)  # first, so that a crash leaves no mixture that looks whole
-    size = int(inputs["corpus_bytes"])
-    report("tokenizer", 0, size)
-    if given is None:
-        sample = sample_documents(corpus.documents(), size, sample_bytes)
-        tokenizer = train_tokenizer(sample, vocab_size)
-        given = GivenTokenizer(tokenizer.to_str(pretty=True).encode() + b"\n", EOS_ID)
-    else:
-        tokenizer = parse_tokenizer(given)
-    report("tokenizer", size, size)
-    store.write(TOKENIZER, [given.text])
-    return _write(store, corpus, tokenizer, _entry(tokenizer, given), inputs, report)
+    wanted = Settings(vocab_size, **settings)
+    work = _Preparation(corpus, Store.open(out, storage), storage, wanted, given, run, report, overwrite)
+    return work.do()
 
 
-def given_tokenizer(folder: Store) -> GivenTokenizer:
-    """That of a prepared data set, or of a Hugging Face model folder. Raises DataError when there is none."""
-    if not folder.exists(MANIFEST):
-        return read_tokenizer(folder)
-    manifest, _ = read_manifest(folder)
-    given = GivenTokenizer(folder.read(manifest.tokenizer.path), manifest.tokenizer.eos_id)
-    if given.sha256 != manifest.tokenizer.sha256:
-        raise DataError(f"{folder.uri}/{manifest.tokenizer.path} has not the sha256 of its manifest")
-    return given
+class _Preparation:
+    def __init__(
+        self,
+        corpus: Corpus,
+        store: Store,
+        storage: StorageConfig | None,
+        settings: Settings,
+        given: GivenTokenizer | None,
+        run: Run,
+        report: Progress,
+        overwrite: bool,
+    ) -> None:
+        self._corpus, self._store, self._storage, self._settings = corpus, store, storage, settings
+        self._given, self._run, self._report = given, run, report
+        if given is not None:
+            parse_tokenizer(given)
+        self._parts: tuple[Part, ...] = tuple(cut(corpus, settings.part_bytes))
+        listing = [(file.uri, file.size, file.modified, file.format) for file in corpus.files]
+        name = hashlib.sha256(repr((listing, sorted(self._decisive().items()))).encode()).hexdigest()
+        self._work = store.sub(f"{WORK}/{name[:16]}")
+        self._place = Publication(store, f"{WORK}/{name[:16]}", overwrite)
 
+    def do(self) -> Prepared:
+        try:
+            return self._do()
+        except DataError:  # nothing to go on with: what is wrong has to change first
+            self._place.tidy()
+            raise
 
-def _entry(tokenizer: tokenizers.Tokenizer, given: GivenTokenizer) -> Tokenizer:
-    return Tokenizer(
-        path=TOKENIZER,
-        sha256=given.sha256,
-        vocab_size=max(tokenizer.get_vocab().values()) + 1,  # the ids of a given one may have gaps
-        eos_id=given.eos_id,
-        eos_token=tokenizer.id_to_token(given.eos_id),
-    )
-
-
-def _is_whole(store: Store, manifest: Manifest) -> bool:
-    """Whether every shard is there in its size. (Contents are checked by whoever reads them.)"""
-    sizes = {entry.path: entry.size for entry in store.list()}
-    return manifest.tokenizer.path in sizes and all(sizes.get(shard.path) == shard.bytes for shard in manifest.shards)
-
-
-def _inputs(corpus: Corpus, vocab_size: int, sample: int, shard: int, batch: int, report: Progress) -> dict[str, Any]:
-    """Reads the corpus once for its digest: every document's name and text, in order."""
-    digest = hashlib.sha256()
-    size, total = 0, corpus.total_bytes()
-    for document in corpus.documents():
-        name, data = document.name.encode(), document.text.encode()
-        digest.update(f"{len(name)} {len(data)} ".encode() + name + data)
-        size += len(data)
-        report("read", size, total)
-    if not size:
-        raise DataError(
-            f"corpus {corpus.name} has no text: "
-            f"{len(corpus.skipped)} of {len(corpus.names)} files are empty or not UTF-8"
+    def _do(self) -> Prepared:
+        scans = self._scan()
+        selection = Selection(self._parts, scans, self._settings.keep_duplicates)
+        inputs = self._inputs(scans, selection)
+        digest = inputs_digest(inputs)
+        if (there := self._place.reusable(digest)) is not None:
+            return there
+        folder = digest[:16]
+        given = self._tokenizer(selection, inputs["corpus_bytes"])
+        dtype: Literal["uint16", "uint32"] = "uint16" if _entries(given) <= 2**16 else "uint32"
+        shards = self._encode(scans, selection, given, dtype, folder)
+        manifest = Manifest(
+            tokenizer=self._write_tokenizer(given, folder),
+            dtype=dtype,
+            labelled=self._corpus.chat is not None,
+            tokens=sum(shard.tokens for shard in shards),
+            documents=sum(shard.documents for shard in shards),
+            batch_tokens=self._settings.batch_tokens,
+            shards=tuple(shards),
+            left_out=self._write_left_out(selection, folder),
+            left_out_counts=selection.counts(),
+            inputs=inputs,
+            inputs_sha256=digest,
         )
-    for skipped in corpus.skipped:
-        digest.update(f"skipped {skipped.name} {skipped.reason}\n".encode())
-    return {
-        "corpus": corpus.name,
-        "corpus_sha256": digest.hexdigest(),
-        "corpus_bytes": size,
-        "vocab_size": vocab_size,
-        "tokenizer": "byte-level BPE",
-        "tokenizer_sample_bytes": sample,
-        "shard_tokens": shard,
-        "batch_tokens": batch,
-    }
+        return self._place.publish(manifest)
+
+    def _decisive(self) -> dict[str, Any]:
+        """Everything that decides the bytes but what the documents are."""
+        corpus = self._corpus
+        settings = asdict(self._settings)
+        if self._given is not None:
+            tokenizer = f"given: sha256 {self._given.sha256}, eos_id {self._given.eos_id}"
+            settings |= {"vocab_size": _entries(self._given), "sample_bytes": 0}
+        else:
+            tokenizer = "byte-level BPE, trained on the documents with the smallest hashes"
+        return {
+            "corpus": corpus.name,
+            "formats": sorted({file.format for file in corpus.files}),
+            "column": corpus.column,
+            "chat_template_sha256": corpus.chat.sha256 if corpus.chat is not None else None,
+            "tokenizer": tokenizer,
+            **settings,
+        }
+
+    def _scan(self) -> list[Scan]:
+        settings, size = self._settings, sum(piece.size for part in self._parts for piece in part)
+        share = 0.0 if self._given is not None else settings.sample_bytes / max(size, 1)
+        task = ScanTask(self._corpus, self._parts, settings.max_characters, share)
+        orders = [
+            {"part": number, "bytes": sum(piece.size for piece in part)} for number, part in enumerate(self._parts)
+        ]
+        return self._results("scan", task, orders, Scan, lambda scan: True, "read")
+
+    def _inputs(self, scans: list[Scan], selection: Selection) -> dict[str, Any]:
+        size = sum(selection.kept_bytes(part) for part in range(len(scans)))
+        if not size:
+            counts = ", ".join(f"{count} {kind}" for kind, count in selection.counts().items())
+            raise DataError(
+                f"corpus {self._corpus.name} has no text: all of its {len(selection.kinds)} documents are left out "
+                f"({counts or 'there is none'})"
+            )
+        digest = hashlib.sha256("".join(scan.sha256 for scan in scans).encode()).hexdigest()
+        return {**self._decisive(), "corpus_sha256": digest, "corpus_bytes": size}
+
+    def _tokenizer(self, selection: Selection, size: int) -> GivenTokenizer:
+        self._report("tokenizer", 0, size)
+        given = self._given or self._trained(selection)
+        self._report("tokenizer", size, size)
+        return given
+
+    def _trained(self, selection: Selection) -> GivenTokenizer:
+        with suppress(NotFound):
+            return GivenTokenizer(self._work.read(TOKENIZER), EOS_ID)
+        texts = list(selection.sample(self._settings.sample_bytes))
+        if not texts:
+            part, number = selection.smallest()
+            documents = judged(self._corpus, self._parts[part], self._settings.max_characters)
+            texts = [document.found.text or "" for document in islice(documents, number, number + 1)]
+        tokenizer = train_tokenizer(texts, self._settings.vocab_size)
+        given = GivenTokenizer(tokenizer.to_str(pretty=True).encode() + b"\n", EOS_ID)
+        self._work.write(TOKENIZER, [given.text])
+        return given
+
+    def _encode(
+        self,
+        scans: list[Scan],
+        selection: Selection,
+        given: GivenTokenizer,
+        dtype: Literal["uint16", "uint32"],
+        folder: str,
+    ) -> list[Shard]:
+        settings = self._settings
+        task = EncodeTask(
+            self._corpus, self._parts, settings.max_characters, given, dtype, settings.shard_tokens,
+            settings.batch_tokens, self._store.uri, self._storage, folder,
+        )  # fmt: skip
+        orders = [
+            {
+                "part": number,
+                "bytes": selection.kept_bytes(number),
+                "duplicates": selection.duplicates(number),
+                "sha256": scan.sha256,
+            }
+            for number, scan in enumerate(scans)
+        ]
+        sizes = {entry.path: entry.size for entry in self._store.list(f"{folder}/")}
+
+        def usable(shards: tuple[Shard, ...]) -> bool:
+            return all(sizes.get(path) == size for shard in shards for path, size in files_of(shard))
+
+        made = self._results(f"encode-{folder}", task, orders, read_shards, usable, "encode")
+        return [shard for shards in made for shard in shards]
+
+    def _results(
+        self,
+        name: str,
+        task: Task,
+        orders: Orders,
+        parse: Callable[[bytes], Result],
+        usable: Callable[[Result], bool],
+        phase: str,
+    ) -> list[Result]:
+        kept = KeptTask(task, name, self._work.uri, self._storage)
+        return results(kept, orders, parse, usable, self._run, lambda done, total: self._report(phase, done, total))
+
+    def _write_tokenizer(self, given: GivenTokenizer, folder: str) -> Tokenizer:
+        file = store_file(self._store, f"{folder}/{TOKENIZER}", given.text)
+        tokenizer = parse_tokenizer(given)
+        return Tokenizer(
+            path=file.path,
+            sha256=file.sha256,
+            vocab_size=_entries(given),
+            eos_id=given.eos_id,
+            eos_token=tokenizer.id_to_token(given.eos_id),
+        )
+
+    def _write_left_out(self, selection: Selection, folder: str) -> File | None:
+        lines = b"".join(selection.left_out())
+        return store_file(self._store, f"{folder}/{LEFT_OUT}", lines) if lines else None
 
 
-def _write(
-    store: Store,
-    corpus: Corpus,
-    tokenizer: tokenizers.Tokenizer,
-    entry: Tokenizer,
-    inputs: dict[str, Any],
-    report: Progress,
-) -> Prepared:
-    dtype = "uint16" if entry.vocab_size <= 2**16 else "uint32"
-    shards: list[Shard] = []
-    encoded = encode_documents(tokenizer, corpus.documents(), dtype, entry.eos_id)
-    for tokens, ends in _shards(encoded, inputs, report):
-        shards.append(write_shard(store, f"shard-{len(shards):05d}.arrow", tokens, ends, inputs["batch_tokens"]))
-    manifest = Manifest(
-        tokenizer=entry,
-        dtype="uint16" if dtype == "uint16" else "uint32",
-        tokens=sum(shard.tokens for shard in shards),
-        documents=sum(shard.documents for shard in shards),
-        batch_tokens=inputs["batch_tokens"],
-        shards=tuple(shards),
-        inputs=inputs,
-        inputs_sha256=inputs_digest(inputs),
-        skipped=tuple(Skipped(name=item.name, reason=item.reason) for item in corpus.skipped),
-    )
-    store.write(MANIFEST, [manifest.to_bytes()])
-    return Prepared(store.uri, manifest, hashlib.sha256(manifest.to_bytes()).hexdigest(), reused=False)
-
-
-def _shards(
-    encoded: Iterator[tuple[np.ndarray[Any, Any], int]], inputs: dict[str, Any], report: Progress
-) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """(tokens of a full shard, ends of the documents in it), cut at exactly ``shard_tokens``."""
-    parts: list[np.ndarray[Any, Any]] = []
-    ends: list[int] = []
-    held = done = 0
-    for tokens, size in encoded:
-        done += size
-        report("encode", done, inputs["corpus_bytes"])
-        while held + len(tokens) >= inputs["shard_tokens"]:
-            room = inputs["shard_tokens"] - held
-            if room == len(tokens):
-                ends.append(inputs["shard_tokens"])
-            yield np.concatenate([*parts, tokens[:room]]), np.array(ends, np.uint64)
-            parts, held, ends, tokens = [], 0, [], tokens[room:]
-        if len(tokens):
-            parts.append(tokens)
-            held += len(tokens)
-            ends.append(held)
-    if parts:
-        yield np.concatenate(parts), np.array(ends, np.uint64)
+def _entries(given: GivenTokenizer) -> int:
+    return max(parse_tokenizer(given).get_vocab().values()) + 1  # the ids of a given one may have gaps

@@ -11,13 +11,12 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from elastic_train.data.errors import DataError
-from elastic_train.storage.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from elastic_train.data.corpus import Document
-    from elastic_train.storage.store import Store
+    Spans = tuple[tuple[int, int], ...]
+    Counts = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 EOS = "<|endoftext|>"
 EOS_ID = 0
@@ -28,7 +27,7 @@ ENCODE_BATCH_CHARACTERS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class GivenTokenizer:
-    """A ``tokenizer.json`` that was made elsewhere, byte for byte, and the id that ends a document."""
+    """A ``tokenizer.json``, byte for byte, and the id that ends a document."""
 
     text: bytes
     eos_id: int
@@ -38,32 +37,20 @@ class GivenTokenizer:
         return hashlib.sha256(self.text).hexdigest()
 
 
-def read_tokenizer(folder: Store) -> GivenTokenizer:
-    """The tokenizer of a Hugging Face model folder; ``config.json`` says which id ends a text (the first, of several).
-
-    Raises DataError when there is none, or no such id.
-    """
-    try:
-        text, config = folder.read("tokenizer.json"), json.loads(folder.read("config.json"))
-    except NotFound as error:
-        raise DataError(f"{error}; a tokenizer is a folder with tokenizer.json and config.json") from None
-    except ValueError as error:
-        raise DataError(f"config.json in {folder.uri} is not JSON: {error}") from None
-    eos = config.get("eos_token_id")
-    eos = eos[0] if isinstance(eos, list) and eos else eos
-    if not isinstance(eos, int):
-        raise DataError(f"config.json in {folder.uri} has eos_token_id={eos}; documents need an id that ends them")
-    return GivenTokenizer(text, eos)
-
-
 def parse_tokenizer(given: GivenTokenizer) -> Tokenizer:
     """Raises DataError for text that is no tokenizer, or has no entry for the end of a document."""
+    tokenizer = load_tokenizer(given.text)
+    if tokenizer.id_to_token(given.eos_id) is None:
+        raise DataError(f"tokenizer.json has no entry {given.eos_id}, which shall end documents")
+    return tokenizer
+
+
+def load_tokenizer(text: bytes) -> Tokenizer:
+    """Raises DataError for text that is no tokenizer."""
     try:
-        tokenizer = Tokenizer.from_str(given.text.decode())
+        tokenizer = Tokenizer.from_str(text.decode())
     except Exception as error:  # the library has no type for it
         raise DataError(f"tokenizer.json cannot be read: {error}") from None
-    if tokenizer.id_to_token(given.eos_id) is None:
-        raise DataError(f"tokenizer.json has no entry {given.eos_id}, the eos_token_id of config.json")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -86,39 +73,67 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def sample_documents(documents: Iterable[Document], total_bytes: int, sample_bytes: int) -> Iterator[str]:
-    """Texts of about ``sample_bytes`` of the ``total_bytes``: whole documents, spread evenly, always the same ones."""
-    credit = 0.0
-    for document in documents:
-        size = len(document.text.encode())
-        credit += size * min(1.0, sample_bytes / max(total_bytes, 1))
-        if credit >= size or total_bytes <= sample_bytes:
-            credit -= size
-            yield document.text
-
-
 def encode_documents(
-    tokenizer: Tokenizer, documents: Iterable[Document], dtype: str, eos_id: int = EOS_ID
-) -> Iterator[tuple[np.ndarray[tuple[int, ...], np.dtype[np.unsignedinteger]], int]]:
-    """(tokens with ``eos_id`` after them, bytes of text) of each document, in order.
+    tokenizer: Tokenizer, documents: Iterable[tuple[str, int]], eos_id: int
+) -> Iterator[tuple[list[int], int]]:
+    """(ids with ``eos_id`` after them, size) of each document, given as (text, size), in order.
 
     Text that spells a special token is encoded as the ordinary characters that it is.
     """
     tokenizer.encode_special_tokens = True
-    batch: list[str] = []
+    for batch in _batches(documents):
+        encodings = tokenizer.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+        for (_, size), encoding in zip(batch, encodings, strict=True):
+            yield [*encoding.ids, eos_id], size
+
+
+def encode_conversations(
+    tokenizer: Tokenizer, documents: Iterable[tuple[str, int]], spans: Iterable[Spans], eos_id: int
+) -> Iterator[tuple[list[int], int, Counts]]:
+    """(ids, size, counts) of each conversation. ``counts`` (uint8 [ids]) is 1 where a token begins inside of its
+    ``spans`` of characters.
+
+    Special tokens in the text are what they spell. ``eos_id`` follows where the text does not end with it.
+    """
+    tokenizer.encode_special_tokens = False
+    places = iter(spans)
+    for batch in _batches(documents):
+        encodings = tokenizer.encode_batch([text for text, _ in batch], add_special_tokens=False)
+        for (_, size), encoding in zip(batch, encodings, strict=True):
+            ids, counts = encoding.ids, _counted(encoding.offsets, next(places))
+            if ids[-1:] != [eos_id]:
+                ids, counts = [*ids, eos_id], np.append(counts, np.uint8(0))
+            yield ids, size, counts
+
+
+def for_offsets(given: GivenTokenizer) -> Tokenizer:
+    """The tokenizer of which every token's offsets are all its characters: post-processors cut spaces off."""
+    parse_tokenizer(given)
+    plain = {**json.loads(given.text), "post_processor": None, "truncation": None, "padding": None}
+    return Tokenizer.from_str(json.dumps(plain))
+
+
+def special_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What is a special token wherever a text spells it."""
+    return tuple(sorted(token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special))
+
+
+def _counted(offsets: list[tuple[int, int]], spans: Spans) -> Counts:
+    starts = np.array([start for start, _ in offsets], np.int64)
+    counts = np.zeros(len(offsets), np.uint8)
+    for start, end in spans:
+        counts[np.searchsorted(starts, start) : np.searchsorted(starts, end)] = 1
+    return counts
+
+
+def _batches(documents: Iterable[tuple[str, int]]) -> Iterator[list[tuple[str, int]]]:
+    batch: list[tuple[str, int]] = []
     characters = 0
     for document in documents:
-        batch.append(document.text)
-        characters += len(document.text)
+        batch.append(document)
+        characters += len(document[0])
         if characters >= ENCODE_BATCH_CHARACTERS:
-            yield from _encode(tokenizer, batch, dtype, eos_id)
+            yield batch
             batch, characters = [], 0
     if batch:
-        yield from _encode(tokenizer, batch, dtype, eos_id)
-
-
-def _encode(
-    tokenizer: Tokenizer, texts: list[str], dtype: str, eos_id: int
-) -> Iterator[tuple[np.ndarray[tuple[int, ...], np.dtype[np.unsignedinteger]], int]]:
-    for text, encoding in zip(texts, tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-        yield np.array([*encoding.ids, eos_id], dtype=dtype), len(text.encode())
+        yield batch

@@ -18,6 +18,7 @@ from elastic_train.checkpoint.manifest import Manifest, object_path
 from elastic_train.config.hf import hf_config, hf_shapes
 from elastic_train.config.model import ModelConfig, RopeScaling
 from elastic_train.data.corpus import open_corpus
+from elastic_train.data.manifest import read_manifest
 from elastic_train.data.prepare import prepare
 from elastic_train.model.transformer import Transformer
 from elastic_train.storage.store import Store
@@ -129,7 +130,8 @@ def test_the_tokenizer_is_the_data_sets(store: Store, tmp_path: Path, data: Stor
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     import tokenizers
 
-    assert ids == tokenizers.Tokenizer.from_str(data.read("tokenizer.json").decode()).encode(text).ids
+    stored = data.read(read_manifest(data)[0].tokenizer.path).decode()
+    assert ids == tokenizers.Tokenizer.from_str(stored).encode(text).ids
     assert tokenizer.decode(ids) == text
     assert tokenizer.eos_token_id == tokenizer.bos_token_id == 0
     assert tokenizer.eos_token == "<|endoftext|>"

@@ -19,8 +19,10 @@ from elastic_train.controller.job_folder import job_store
 from elastic_train.controller.resumption import begin_from_source, open_data
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.manifest import read_manifest
 from elastic_train.data.order import SampleOrder
 from elastic_train.model.hf_folder import open_hf_folder
+from elastic_train.storage.store import Store
 from tests.hf_models import hf_loss, load_hf, save_hf
 from tests.jobs import make_corpus, make_job
 from tests.local_job import LocalJob
@@ -87,7 +89,7 @@ def test_a_source_that_does_not_fit_is_found_before_any_host_starts(tmp_path: Pa
 def test_data_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     source = save_hf(tmp_path / "source", vocab_size=304)
     job = job_of(tmp_path, source)
-    tokenizer = Path(job.data.uri, "tokenizer.json").read_bytes()
+    tokenizer = Path(job.data.uri, read_manifest(Store.open(job.data.uri))[0].tokenizer.path).read_bytes()
     (source / "tokenizer.json").write_bytes(tokenizer + b" ")
     with pytest.raises(ConfigError, match=r"is not the tokenizer\.json of init_from=.* --tokenizer "):
         asyncio.run(Coordinator(job, "127.0.0.1", "token", lambda event: None).start())

@@ -1,50 +1,110 @@
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
 
-from elastic_train.data.corpus import Document, open_corpus
+from elastic_train.config.operation import StorageConfig
+from elastic_train.data.corpus import open_corpus
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import Skipped
+from elastic_train.storage.store import Store
+from tests.s3_server import S3Server
 
 
-def test_a_folder_gives_every_file_or_says_why_not(text_folder: Path) -> None:
-    corpus = open_corpus(str(text_folder))
-    documents = list(corpus.documents())
-    assert [document.name for document in documents] == sorted(
-        f"{'deep/' if number % 2 else ''}{number:02d}.txt" for number in range(40)
-    )
-    assert corpus.skipped == [
-        Skipped(name="empty.txt", reason="empty"),
-        Skipped(name="latin1.txt", reason="not UTF-8 (byte 2)"),
+def names(*inputs: str) -> list[str]:
+    return [file.name for file in open_corpus(*inputs).files]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("b.txt", "a.jsonl", "c/d.jsonl.gz", "c/e.parquet", "c/f/g.jsonl", "c/f/[1].txt"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text("x")
+    return tmp_path / "tree"
+
+
+def test_a_folder_gives_every_file_by_name(tree: Path) -> None:
+    corpus = open_corpus(str(tree))
+    assert [(file.name, file.format, file.compression) for file in corpus.files] == [
+        ("a.jsonl", "jsonl", None),
+        ("b.txt", "text", None),
+        ("c/d.jsonl.gz", "jsonl", "gzip"),
+        ("c/e.parquet", "parquet", None),
+        ("c/f/[1].txt", "text", None),
+        ("c/f/g.jsonl", "jsonl", None),
     ]
-    assert len(documents) + len(corpus.skipped) == len(corpus.names)
-    assert list(corpus.documents()) == documents and len(corpus.skipped) == 2
+    assert corpus.name == "tree" and corpus.total_bytes() == 6
+    assert {file.format for file in open_corpus(str(tree), format="chat").files} == {"chat"}
 
 
-def test_one_file(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("line\r\nGrüße\n".encode())
-    assert list(open_corpus(str(tmp_path / "a.txt")).documents()) == [Document("a.txt", "line\r\nGrüße\n")]
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.jsonl", ["a.jsonl"]),
+        ("c/*", ["d.jsonl.gz", "e.parquet"]),
+        ("**/*.jsonl", ["a.jsonl", "c/f/g.jsonl"]),
+        ("c/**", ["d.jsonl.gz", "e.parquet", "f/[1].txt", "f/g.jsonl"]),
+        ("?.txt", ["b.txt"]),
+        ("[!b].jsonl", ["a.jsonl"]),
+        ("[a-b].*", ["a.jsonl", "b.txt"]),
+        ("c/f/[[]1].txt", ["[1].txt"]),
+        ("c/f/[1].txt", ["[1].txt"]),
+    ],
+)
+def test_globs(tree: Path, pattern: str, found: list[str]) -> None:
+    assert names(f"{tree}/{pattern}") == found
+
+
+def test_relative_inputs(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree.parent)
+    assert names("tree/*.txt") == ["b.txt"] and names("*/b.txt") == ["tree/b.txt"]
+    assert open_corpus("tree/*.txt").name == "tree"
+    monkeypatch.chdir(tree)
+    assert names("b.txt") == ["b.txt"]
+
+
+def test_of_several_inputs_the_order_counts_and_names_say_which(tree: Path) -> None:
+    assert names(str(tree / "c/f"), str(tree / "b.txt")) == ["f/[1].txt", "f/g.jsonl", "b.txt/b.txt"]
 
 
 def test_the_standard_library_without_its_tests() -> None:
-    names = open_corpus("python-stdlib").names
-    assert {"abc.py", "json/decoder.py"} <= set(names)
-    assert list(names) == sorted(set(names))
-    assert not [name for name in names if {"test", "tests", "site-packages"} & set(name.split("/"))]
+    found = names("python-stdlib")
+    assert {"abc.py", "json/decoder.py"} <= set(found)
+    assert found == sorted(set(found))
+    assert not [name for name in found if {"test", "tests", "site-packages"} & set(name.split("/"))]
 
 
-def test_sources_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="corpus 'no/such' is not there; give python-stdlib, python-doc, or a text file"
-    ):
+def test_inputs_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="input 'no/such' is not there; accepted are python-stdlib, "):
         open_corpus("no/such")
     with pytest.raises(DataError, match="holds no files"):
         open_corpus(str(tmp_path))
+    with pytest.raises(DataError, match=r"input '.*/\*.txt' matches no files in "):
+        open_corpus(str(tmp_path / "*.txt"))
+    with pytest.raises(DataError, match="no input is given"):
+        open_corpus()
 
 
 @pytest.mark.skipif(any(Path("/usr/share/doc").glob("python3*/html/_sources")), reason="the Python manual is installed")
 def test_a_manual_that_is_not_installed() -> None:
     with pytest.raises(DataError, match=r"corpus python-doc is not installed: .*install python3-doc"):
         open_corpus("python-doc")
+
+
+@pytest.mark.slow
+def test_object_storage(s3_environment: S3Server, s3_bucket: str) -> None:
+    storage = StorageConfig(endpoint_url=s3_environment.endpoint_url)
+    uri = f"s3://{s3_bucket}/{secrets.token_hex(4)}"
+    store = Store.open(uri, storage)
+    for name in ("a.txt", "b/c.jsonl", "b/d.txt"):
+        store.write(name, [b"x"])
+    for source, found in (
+        (uri, ["a.txt", "b/c.jsonl", "b/d.txt"]),
+        (f"{uri}/b/", ["c.jsonl", "d.txt"]),
+        (f"{uri}/b/*.txt", ["d.txt"]),
+        (f"{uri}/a.txt", ["a.txt"]),
+    ):
+        assert [file.name for file in open_corpus(source, storage=storage).files] == found
+    with pytest.raises(DataError, match=f"input '{uri}/none' holds no files"):
+        open_corpus(f"{uri}/none", storage=storage)

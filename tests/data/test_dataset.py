@@ -17,7 +17,7 @@ from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import Manifest, Shard, Tokenizer
+from elastic_train.data.manifest import Manifest, Shard, Tokenizer, read_manifest
 from elastic_train.data.prepare import prepare
 from elastic_train.data.shards import decode_batch, write_shard
 from elastic_train.storage.store import Store
@@ -197,13 +197,14 @@ def test_processes_share_one_verified_copy(remote: tuple[str, StorageConfig], tm
 def test_a_damaged_remote_shard_is_refused_by_name(remote: tuple[str, StorageConfig], tmp_path: Path) -> None:
     uri, storage = remote
     store = Store.open(uri, storage)
-    data = bytearray(store.read("shard-00001.arrow"))
+    path = read_manifest(store)[0].shards[1].path
+    data = bytearray(store.read(path))
     data[len(data) // 2] ^= 1
-    store.write("shard-00001.arrow", [data])
-    with pytest.raises(DataError, match=rf"shard {uri}/shard-00001.arrow is damaged: fetched 4 times, sha256 "):
+    store.write(path, [data])
+    with pytest.raises(DataError, match=rf"shard {uri}/{path} is damaged: fetched 4 times, sha256 "):
         TokenDataset.open(uri, 16, storage, tmp_path / "cache")
-    store.write("shard-00001.arrow", [data[:-1]])
-    with pytest.raises(DataError, match=rf"shard {uri}/shard-00001.arrow has {len(data) - 1} bytes, the manifest says"):
+    store.write(path, [data[:-1]])
+    with pytest.raises(DataError, match=rf"shard {uri}/{path} has {len(data) - 1} bytes, the manifest says"):
         TokenDataset.open(uri, 16, storage, tmp_path / "cache")
     assert not [file for file in (tmp_path / "cache").iterdir() if file.name.startswith(".tmp")]
 

@@ -11,8 +11,9 @@ from elastic_train.data.corpus import open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import EvaluationBatches, open_evaluation, unfit_for_evaluation
-from elastic_train.data.manifest import Manifest
-from elastic_train.data.prepare import given_tokenizer, prepare
+from elastic_train.data.given import given_tokenizer
+from elastic_train.data.manifest import Manifest, read_manifest
+from elastic_train.data.prepare import prepare
 from elastic_train.storage.store import Store
 from tests.config.job_files import GOOD
 
@@ -61,7 +62,8 @@ def test_a_data_set_prepared_with_anothers_tokenizer_has_its_tokens(data: Path) 
     names = ("train", "held", "other")
     train, held, other = (Manifest.model_validate_json((data / name / "manifest.json").read_bytes()) for name in names)
     assert held.tokenizer == train.tokenizer
-    assert (data / "held" / "tokenizer.json").read_bytes() == (data / "train" / "tokenizer.json").read_bytes()
+    held, train = (read_manifest(Store.open(str(data / name)))[0].tokenizer for name in ("held", "train"))
+    assert (data / "held" / held.path).read_bytes() == (data / "train" / train.path).read_bytes()
     assert other.tokenizer.sha256 != train.tokenizer.sha256 and other.inputs_sha256 != held.inputs_sha256
     again = prepare(
         open_corpus(str(data / "held.txt")),

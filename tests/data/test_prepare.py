@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-import hashlib
 import json
+import pickle
+import random
 import secrets
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
@@ -13,9 +16,13 @@ from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import Corpus, open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
-from elastic_train.data.prepare import Prepared, prepare
-from elastic_train.data.tokenizer import encode_documents, read_tokenizer, sample_documents, train_tokenizer
+from elastic_train.data.given import read_tokenizer
+from elastic_train.data.prepare import prepare
+from elastic_train.data.publish import Prepared
+from elastic_train.data.stages import Advance, Orders, Task, one_by_one
+from elastic_train.data.tokenizer import encode_documents, train_tokenizer
 from elastic_train.storage.store import Store
+from tests.data.data_sets import assert_whole, contents, decoded, texts_of
 from tests.s3_server import S3Server
 
 
@@ -32,10 +39,6 @@ def prepare_small(
     )
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
 def test_the_same_text_gives_the_same_bytes(text_folder: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert not prepare_small(open_corpus(str(text_folder)), tmp_path / name).reused
@@ -45,37 +48,29 @@ def test_the_same_text_gives_the_same_bytes(text_folder: Path, tmp_path: Path) -
 
 def test_the_tokens_are_the_documents_with_an_end_after_each(text_folder: Path, tmp_path: Path) -> None:
     corpus = open_corpus(str(text_folder))
-    made = prepare_small(corpus, tmp_path / "out")
-    tokenizer = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
-    eos = made.manifest.tokenizer.eos_id
-    tokens = TokenDataset.open(str(tmp_path / "out"), 8).tokens(0, made.manifest.tokens).tolist()
-    texts: list[list[int]] = [[]]
-    for token in tokens:
-        if token == eos:
-            texts.append([])
-        else:
-            texts[-1].append(token)
-    assert [tokenizer.decode(ids) for ids in texts[:-1]] == [document.text for document in corpus.documents()]
-    assert texts[-1] == []
+    manifest = prepare_small(corpus, tmp_path / "out").manifest
+    assert decoded(tmp_path / "out") == texts_of(corpus)
+    assert manifest.documents == 40 and 1 < len(manifest.shards) < 40
 
 
 def test_the_manifest_describes_every_file(text_folder: Path, tmp_path: Path) -> None:
     manifest = prepare_small(open_corpus(str(text_folder)), tmp_path / "out").manifest
+    assert assert_whole(tmp_path / "out") == manifest
     files = contents(tmp_path / "out")
-    assert json.loads(files.pop("manifest.json"))["format_version"] == 2
-    described = {shard.path: shard for shard in manifest.shards}
-    assert hashlib.sha256(files.pop("tokenizer.json")).hexdigest() == manifest.tokenizer.sha256
-    assert files.keys() == described.keys() | {shard.ends.path for shard in manifest.shards if shard.ends}
-    for name in described:
-        data = files[name]
-        assert (hashlib.sha256(data).hexdigest(), len(data)) == (described[name].sha256, described[name].bytes)
-    assert [shard.tokens for shard in manifest.shards[:-1]] == [3000] * (len(manifest.shards) - 1)
-    assert manifest.documents == 40 == sum(shard.documents for shard in manifest.shards)
-    assert manifest.tokenizer.vocab_size == 300 and manifest.dtype == "uint16"
-    assert [(item.name, item.reason) for item in manifest.skipped] == [
-        ("empty.txt", "empty"),
-        ("latin1.txt", "not UTF-8 (byte 2)"),
+    assert json.loads(files["manifest.json"])["format_version"] == 2
+    folder = manifest.inputs_sha256[:16]
+    assert {name.partition("/")[0] for name in files} == {folder, "manifest.json"}
+    assert [shard.path for shard in manifest.shards[:2]] == [
+        f"{folder}/shard-00000.arrow",
+        f"{folder}/shard-00000-1.arrow",
     ]
+    assert [shard.tokens for shard in manifest.shards[:-1]] == [3000] * (len(manifest.shards) - 1)
+    assert manifest.tokenizer.vocab_size == 300 and manifest.dtype == "uint16" and not manifest.labelled
+    assert [json.loads(line) for line in files[f"{folder}/left_out.jsonl"].splitlines()] == [
+        {"name": "empty.txt", "reason": "empty"},
+        {"name": "latin1.txt", "reason": "not UTF-8 (byte 2)"},
+    ]
+    assert manifest.left_out_counts == {"empty": 1, "not_utf8": 1}
 
 
 def test_a_prepared_data_set_is_reused_and_others_are_kept(text_folder: Path, tmp_path: Path) -> None:
@@ -86,19 +81,26 @@ def test_a_prepared_data_set_is_reused_and_others_are_kept(text_folder: Path, tm
     with pytest.raises(DataError, match="holds a data set made from other inputs; choose another folder or allow"):
         prepare_small(corpus, out, 301)
     (text_folder / "00.txt").write_text("changed")
+    with pytest.raises(DataError, match=r"00.txt has changed while it was read: 1025 bytes, then 7"):
+        prepare_small(corpus, out)
+    corpus = open_corpus(str(text_folder))
     with pytest.raises(DataError, match="made from other inputs"):
         prepare_small(corpus, out)
     replaced = prepare_small(corpus, out, overwrite=True)
     assert not replaced.reused and replaced.digest != first.digest
+    assert assert_whole(Path(out)) == replaced.manifest
 
 
 def test_a_data_set_that_lost_a_shard_is_made_again(text_folder: Path, tmp_path: Path) -> None:
     corpus, out = open_corpus(str(text_folder)), tmp_path / "out"
-    prepare_small(corpus, str(out))
+    manifest = prepare_small(corpus, str(out)).manifest
     before = contents(out)
-    (out / "shard-00001.arrow").unlink()
-    assert not prepare_small(corpus, str(out)).reused
-    assert contents(out) == before
+    ends = manifest.shards[1].ends
+    assert ends is not None
+    for lost in (manifest.shards[1].path, ends.path, manifest.tokenizer.path):
+        (out / lost).unlink()
+        assert not prepare_small(corpus, str(out)).reused
+        assert contents(out) == before
 
 
 def test_progress_ends_at_the_whole_of_each_phase(text_folder: Path, tmp_path: Path) -> None:
@@ -109,35 +111,42 @@ def test_progress_ends_at_the_whole_of_each_phase(text_folder: Path, tmp_path: P
     )
     size = made.manifest.inputs["corpus_bytes"]
     assert seen["tokenizer"] == seen["encode"] == (size, size)
-    assert seen["read"] == (size, corpus.total_bytes())
+    assert seen["read"] == (corpus.total_bytes(), corpus.total_bytes())
 
 
-def test_text_that_spells_the_end_token_is_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("before <|endoftext|> after")
+def test_text_that_spells_the_end_token_is_text() -> None:
     tokenizer = train_tokenizer(["before after"], 257)
-    ((tokens, size),) = encode_documents(tokenizer, open_corpus(str(tmp_path / "a.txt")).documents(), "uint16")
+    ((tokens, size),) = encode_documents(tokenizer, [("before <|endoftext|> after", 26)], 0)
     assert size == 26
-    assert tokens.tolist().count(0) == 1 and tokens[-1] == 0
-    assert tokenizer.decode(tokens[:-1].tolist()) == "before <|endoftext|> after"
+    assert tokens.count(0) == 1 and tokens[-1] == 0
+    assert tokenizer.decode(tokens[:-1]) == "before <|endoftext|> after"
 
 
-def test_the_tokenizer_sample_is_spread_over_the_corpus(text_folder: Path) -> None:
+def test_a_tokenizer_is_trained_on_a_share_of_the_text_or_at_least_one_document(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[list[str]] = []
+
+    def remember(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        trained.append(list(texts))
+        return train_tokenizer(trained[-1], vocab_size)
+
+    monkeypatch.setattr("elastic_train.data.prepare.train_tokenizer", remember)
     corpus = open_corpus(str(text_folder))
-    texts = [document.text for document in corpus.documents()]
+    texts = texts_of(corpus)
     total = sum(len(text.encode()) for text in texts)
-    sample = list(sample_documents(corpus.documents(), total, total // 4))
-    assert sample == list(sample_documents(corpus.documents(), total, total // 4))
-    assert 8 <= len(sample) <= 11
-    places = [texts.index(text) for text in sample]
-    assert max(b - a for a, b in pairwise(places)) <= 6
-    assert list(sample_documents(corpus.documents(), total, total)) == texts
+    for number, wanted in enumerate((total, total // 3, 1)):
+        prepare(corpus, str(tmp_path / f"{number}"), 300, sample_bytes=wanted)
+    assert trained[0] == texts
+    assert 6 <= len(trained[1]) <= 21 and set(trained[1]) < set(texts)
+    assert len(trained[2]) == 1 and trained[2][0] in trained[1]
 
 
 def test_settings_and_corpora_that_make_no_data_set(text_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="vocab_size=256 is too small; byte-level BPE needs at least 257"):
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 256)
     (tmp_path / "empty").write_text("")
-    with pytest.raises(DataError, match="corpus empty has no text: 1 of 1 files are empty or not UTF-8"):
+    with pytest.raises(DataError, match=r"corpus empty has no text: all of its 1 documents are left out \(1 empty\)"):
         prepare_small(open_corpus(str(tmp_path / "empty")), tmp_path / "out")
 
 
@@ -151,13 +160,13 @@ def test_s3_holds_the_same_bytes(text_folder: Path, tmp_path: Path, s3_environme
     assert remote.digest == local.digest
     store = Store.open(uri, storage)
     assert {entry.path: store.read(entry.path) for entry in store.list()} == contents(tmp_path / "out")
+    assert not store.unfinished()
     assert prepare_small(corpus, uri, storage=storage).reused
 
 
 def given_tokenizer(folder: Path, text_folder: Path, eos: object) -> Path:
     """A Hugging Face folder with a tokenizer that has two special tokens; the second one ends a text."""
-    texts = (document.text for document in open_corpus(str(text_folder)).documents())
-    tokenizer = train_tokenizer(texts, 290)
+    tokenizer = train_tokenizer(texts_of(open_corpus(str(text_folder))), 290)
     tokenizer.add_special_tokens(["<|pad|>", "<|end|>"])
     tokenizer.enable_truncation(5)
     folder.mkdir()
@@ -171,15 +180,14 @@ def test_a_given_tokenizer_is_used_as_it_is(text_folder: Path, tmp_path: Path) -
     folder = given_tokenizer(tmp_path / "model", text_folder, [291, 290])
     given = read_tokenizer(Store.open(str(folder)))
     made = prepare(corpus, str(tmp_path / "out"), 300, given=given)
-    assert (tmp_path / "out/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     entry = made.manifest.tokenizer
+    assert (tmp_path / "out" / entry.path).read_bytes() == (folder / "tokenizer.json").read_bytes()
     assert (entry.eos_id, entry.eos_token, entry.vocab_size) == (291, "<|end|>", 292)
     tokens = TokenDataset.open(str(tmp_path / "out"), 8).tokens(0, made.manifest.tokens).tolist()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
-    first = next(corpus.documents())
     ids = tokens[: tokens.index(291)]
-    assert tokenizer.decode(ids) == first.text
+    assert tokenizer.decode(ids) == texts_of(corpus)[0]
     assert prepare(corpus, str(tmp_path / "out"), 300, given=given).reused
     with pytest.raises(DataError, match="holds a data set made from other inputs"):
         prepare(corpus, str(tmp_path / "out"), 300)
@@ -190,5 +198,82 @@ def test_a_given_tokenizer_needs_an_end_of_text(eos: object, message: str, text_
     folder = Store.open(str(given_tokenizer(tmp_path / "model", text_folder, eos)))
     with pytest.raises(DataError, match=message):
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, given=read_tokenizer(folder))
-    with pytest.raises(DataError, match="a tokenizer is a folder with"):
+    with pytest.raises(DataError, match=r"a tokenizer is a tokenizer\.json, a folder"):
         read_tokenizer(Store.open(str(tmp_path / "nowhere")))
+
+
+def test_every_document_left_out_is_listed_with_its_reason(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("one two")
+    lines = ("three", "one two", " ", "x" * 11, "\ud800", "three")
+    (texts / "b.jsonl").write_text("\n".join(json.dumps({"text": line}) for line in lines))
+    pq.write_table(pa.table({"text": ["three", None, "four"]}), texts / "c.parquet")
+    (texts / "d.jsonl").write_text('{"text": "four"}\n{"text": "five"}\n')
+    corpus = open_corpus(str(texts))
+    for part_bytes in (2**20, 1):
+        made = prepare(corpus, str(tmp_path / f"{part_bytes}"), 300, max_characters=10, part_bytes=part_bytes)
+        manifest = assert_whole(tmp_path / f"{part_bytes}")
+        assert decoded(tmp_path / f"{part_bytes}") == ["one two", "three", "four", "five"]
+        assert made.manifest.left_out_counts == {"empty": 2, "not_utf8": 1, "too_long": 1, "duplicate": 4}
+        assert manifest.left_out is not None and manifest.left_out_documents == 8
+        told = (tmp_path / f"{part_bytes}" / manifest.left_out.path).read_text().splitlines()
+        assert [tuple(json.loads(line).values()) for line in told] == [
+            ("b.jsonl:2", "duplicate of a.txt"),
+            ("b.jsonl:3", "empty"),
+            ("b.jsonl:4", "longer than 10 characters (11)"),
+            ("b.jsonl:5", "not UTF-8 (character 0 is half of a surrogate pair)"),
+            ("b.jsonl:6", "duplicate of b.jsonl:1"),
+            ("c.parquet:1", "duplicate of b.jsonl:1"),
+            ("c.parquet:2", "empty"),
+            ("d.jsonl:1", "duplicate of c.parquet:3"),
+        ]
+    kept = prepare(corpus, str(tmp_path / "kept"), 300, max_characters=10, keep_duplicates=True).manifest
+    assert kept.documents == 8 and kept.left_out_counts == {"empty": 2, "not_utf8": 1, "too_long": 1}
+
+
+def test_lines_are_counted_over_the_parts_of_a_file(tmp_path: Path) -> None:
+    """Blank lines and lines that are left out are lines too."""
+    lines = [json.dumps({"text": f"number {i % 7}"}) if i % 5 else "" for i in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    told = set()
+    for part_bytes in (2**20, 100, 37, 1):
+        out = tmp_path / f"{part_bytes}"
+        manifest = prepare(open_corpus(str(tmp_path / "a.jsonl")), str(out), 300, part_bytes=part_bytes).manifest
+        assert manifest.left_out is not None
+        told.add((out / manifest.left_out.path).read_bytes())
+    (told_once,) = told
+    entries = {entry["name"]: entry["reason"] for entry in map(json.loads, told_once.splitlines())}
+    assert entries["a.jsonl:1"] == entries["a.jsonl:36"] == "empty"
+    assert entries["a.jsonl:40"] == "duplicate of a.jsonl:5"
+
+
+def test_the_order_in_which_parts_are_done_changes_nothing(text_folder: Path, tmp_path: Path) -> None:
+    def shuffled(task: Task, orders: Orders, advance: Advance) -> Iterator[tuple[int, bytes]]:
+        mixed = random.Random(1).sample(list(orders), len(orders))
+        assert len(orders) > 5 and mixed != orders
+        return one_by_one(pickle.loads(pickle.dumps(task)), mixed, advance)
+
+    corpus = open_corpus(str(text_folder))
+    for name, run in (("one", one_by_one), ("two", shuffled)):
+        prepare(corpus, str(tmp_path / name), 300, shard_tokens=500, batch_tokens=64, part_bytes=5000, run=run)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert decoded(tmp_path / "one") == texts_of(corpus)
+
+
+def test_input_that_changes_between_the_two_looks_is_refused(text_folder: Path, tmp_path: Path) -> None:
+    (text_folder / "00.txt").rename(text_folder / "zz.txt")
+
+    def change(phase: str, done: int, total: int) -> None:
+        if phase == "tokenizer" and done == 0:
+            (text_folder / "zz.txt").write_bytes((text_folder / "zz.txt").read_bytes().replace(b"token", b"spoke"))
+
+    with pytest.raises(DataError, match=r"02.txt or one of the 42 files of its part has changed while it was prepared"):
+        prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, progress=change)
+    assert not (tmp_path / "out/manifest.json").exists() and not (tmp_path / "out/.work").exists()
+
+
+@pytest.mark.parametrize("field", ["shard_tokens", "part_bytes", "max_characters"])
+def test_settings_that_are_no_sizes(text_folder: Path, tmp_path: Path, field: str) -> None:
+    with pytest.raises(DataError, match=f"{field}=0 must be at least 1"):
+        prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, **{field: 0})

@@ -1,0 +1,89 @@
+"""Stored files as streams: whole, decompressed, and with random access."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from elastic_train.data.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elastic_train.data.corpus import InputFile
+    from elastic_train.storage.store import Store
+
+BLOCK = 8 * 2**20
+TAIL_BLOCK = 2**18
+"""Read at a time behind the end of a range, where only the rest of a line is wanted."""
+
+
+class StoredFile(io.RawIOBase):
+    """A stored object with the methods of a binary file, read in ranges."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store, self._path = store, path
+        self._size, self._place = store.size(path), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._size - self._place, 0)
+        length = left if size is None or size < 0 else min(size, left)
+        data = self._store.read(self._path, self._place, length) if length else b""
+        self._place += length
+        return data
+
+
+def open_file(store: Store, path: str) -> pa.NativeFile:
+    """With random access, for pyarrow."""
+    local = store.local_path(path)
+    return pa.OSFile(str(local)) if local is not None else pa.PythonFile(StoredFile(store, path), mode="r")
+
+
+def decompressed(store: Store, file: InputFile) -> Iterator[bytes]:
+    """The contents of a file in blocks. Raises :class:`DataError` when compressed data is damaged or ends too soon."""
+    source = open_file(store, file.path)
+    if file.compression is None:
+        stream = source
+    else:
+        stream = pa.CompressedInputStream(source, file.compression)
+    try:
+        while block := stream.read(BLOCK):
+            yield block
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{file.uri} is damaged, or no {file.compression or 'file'}: {error}") from None
+
+
+def ranged(store: Store, path: str, size: int, begin: int, end: int) -> Iterator[bytes]:
+    """Bytes from ``begin`` on in blocks, to ``end`` in large ones and behind it in small ones."""
+    while begin < size:
+        length = min(BLOCK, end - begin) if begin < end else min(TAIL_BLOCK, size - begin)
+        yield store.read(path, begin, length)
+        begin += length
+
+
+def lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines without their newline; what follows the last newline is one too, unless it is empty."""
+    rest: list[bytes] = []
+    for block in blocks:
+        first, *more = block.split(b"\n")
+        rest.append(first)
+        for line in more:
+            yield b"".join(rest)
+            rest = [line]
+    if last := b"".join(rest):
+        yield last

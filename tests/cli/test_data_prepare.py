@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from elastic_train.controller.local_cluster import LocalCluster
+from tests.cli.command import elastic_train
+from tests.data.data_sets import assert_whole, contents, decoded
+from tests.ray_job import refill
+
+TEXTS = [f"The number {number} comes after {number - 1}.\n" * (number % 5 + 1) for number in range(60)]
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """The texts in files of all kinds, some twice."""
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(TEXTS[:20]):
+        (tmp_path / "in" / f"{number:02d}.txt").write_text(text)
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in TEXTS[15:40])
+    (tmp_path / "in" / "30.jsonl").write_text(lines)
+    (tmp_path / "in" / "31.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    pq.write_table(pa.table({"body": TEXTS[35:]}), tmp_path / "in" / "40.parquet", row_group_size=8)
+    return tmp_path / "in"
+
+
+def test_all_kinds_of_input_and_a_tokenizer_from_elsewhere(inputs: Path, tmp_path: Path) -> None:
+    words = ("data", "prepare", "--input", "in", "--column", "body")
+    made = elastic_train(*words, "--output", "one", "--vocab-size", "300", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    manifest = assert_whole(tmp_path / "one")
+    assert "documents:  60 (35 left out: 35 duplicate)" in made.stdout
+    assert decoded(tmp_path / "one") == TEXTS
+    for source in ("one", f"one/{manifest.tokenizer.path}"):
+        again = elastic_train(*words, "--output", "two", "--tokenizer", source, cwd=tmp_path)
+        assert again.returncode == 0, again.stderr
+    assert "two: already there" in again.stdout
+    assert assert_whole(tmp_path / "two").tokenizer.sha256 == manifest.tokenizer.sha256
+
+
+def test_conversations(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "One and one?"}, {"role": "assistant", "content": "Two."}]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    (tmp_path / "text.txt").write_text("One and one? Two.")
+    text = ("data", "prepare", "--input", "text.txt", "--output", "text", "--vocab-size", "260")
+    assert elastic_train(*text, cwd=tmp_path).returncode == 0
+    words = ("data", "prepare", "--input", "talk.jsonl", "--output", "sft", "--format", "chat", "--tokenizer", "text")
+    refused = elastic_train(*words, cwd=tmp_path)
+    assert refused.returncode == 2 and "text has no chat template in tokenizer_config.json or" in refused.stderr
+    made = elastic_train(*words, "--chat-template", "t.jinja", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "only the assistant's tokens count in the loss" in made.stdout
+    assert decoded(tmp_path / "sft") == ["[user]One and one?[assistant]Two."]
+    assert assert_whole(tmp_path / "sft").labelled
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--vocab-size", "300", "--tokenizer", "x"), "give --vocab-size or --tokenizer"),
+        (("--format", "chat"), "--format chat needs the tokenizer whose special tokens"),
+        (("--chat-template", "x"), "--chat-template is for conversations; give --format chat"),
+        (("--address", "127.0.0.1:1"), "--address is that of a Ray cluster; give --ray as well"),
+        (("--ray", "--address", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1"),
+        (("--input", "nowhere"), "input 'nowhere' is not there; accepted are python-stdlib, "),
+        (("--input", "bad.jsonl"), "bad.jsonl, line 2, column 10: 'text' is a number; accepted is one JSON object"),
+        (("--input", "bad.jsonl", "--tokenizer", "odd.json"), "odd.json has no entry of <|endoftext|>, "),
+    ],
+)
+def test_mistakes_are_sentences(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 7}\n')
+    (tmp_path / "odd.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
+    refused = elastic_train("data", "prepare", "--output", "out", *words, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: ") and message in refused.stderr, refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_cluster_gives_the_same_bytes_with_any_number_of_workers(
+    inputs: Path, tmp_path: Path, ray_cluster: LocalCluster
+) -> None:
+    from elastic_train.controller.ray_prepare import cluster_runner
+    from elastic_train.data.corpus import open_corpus
+    from elastic_train.data.errors import DataError
+    from elastic_train.data.prepare import prepare
+
+    corpus = open_corpus(str(inputs), column="body")
+    small = {"shard_tokens": 300, "batch_tokens": 64, "part_bytes": 1000}
+    prepare(corpus, str(tmp_path / "alone"), 300, **small)
+    expected = contents(tmp_path / "alone")
+    for workers in (1, 2, 4):
+        refill(ray_cluster, nodes=workers, cpus=1)
+        with cluster_runner(ray_cluster.address) as run:
+            prepare(corpus, str(tmp_path / f"{workers}"), 300, run=run, **small)
+            assert contents(tmp_path / f"{workers}") == expected
+            if workers == 4:
+                (inputs / "30.jsonl").write_text('{"body": 3}\n')
+                with pytest.raises(DataError, match=r"30.jsonl, line 1, column 10: 'body' is a number; accepted is"):
+                    prepare(open_corpus(str(inputs), column="body"), str(tmp_path / "bad"), 300, run=run, **small)
