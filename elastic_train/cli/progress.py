@@ -32,7 +32,7 @@ def phase_reporter(progress: Progress) -> Callable[[str, int, int], None]:
 
     def report(phase: str, done: int, total: int) -> None:
         if phase not in tasks:
-            tasks[phase] = progress.add_task(phase, total=total)
+            tasks[phase] = progress.add_task(phase, total=total, completed=done)  # done before: not a matter of speed
         progress.update(tasks[phase], completed=done, total=total)
 
     return report

@@ -112,6 +112,9 @@ class _Preparation:
         self._given, self._run, self._report = given, run, report
         if given is not None:
             parse_tokenizer(given)
+        inside = next((file for file in corpus.files if file.uri.startswith(f"{store.uri.rstrip('/')}/")), None)
+        if inside is not None:
+            raise DataError(f"the input {inside.uri} lies in the output {store.uri}; choose another folder")
         self._parts: tuple[Part, ...] = tuple(cut(corpus, settings.part_bytes))
         listing = [(file.uri, file.size, file.modified, file.format) for file in corpus.files]
         name = hashlib.sha256(repr((listing, sorted(self._decisive().items()))).encode()).hexdigest()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from elastic_train.data.readers import Found, read_slice
+from elastic_train.data.documents import Found, read_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

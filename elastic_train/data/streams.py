@@ -55,17 +55,13 @@ def open_file(store: Store, path: str) -> pa.NativeFile:
 
 
 def decompressed(store: Store, file: InputFile) -> Iterator[bytes]:
-    """The contents of a file in blocks. Raises :class:`DataError` when compressed data is damaged or ends too soon."""
-    source = open_file(store, file.path)
-    if file.compression is None:
-        stream = source
-    else:
-        stream = pa.CompressedInputStream(source, file.compression)
+    """The contents of a compressed file in blocks. Raises :class:`DataError` when it is damaged or ends too soon."""
     try:
+        stream = pa.CompressedInputStream(open_file(store, file.path), file.compression)
         while block := stream.read(BLOCK):
             yield block
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file.uri} is damaged, or no {file.compression or 'file'}: {error}") from None
+        raise DataError(f"{file.uri} is damaged, or no {file.compression}: {error}") from None
 
 
 def ranged(store: Store, path: str, size: int, begin: int, end: int) -> Iterator[bytes]:

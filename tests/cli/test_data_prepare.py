@@ -7,7 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from elastic_train.cli.main import app
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.cli.command import elastic_train
 from tests.data.data_sets import assert_whole, contents, decoded
@@ -29,6 +31,7 @@ def inputs(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
+@pytest.mark.slow
 def test_all_kinds_of_input_and_a_tokenizer_from_elsewhere(inputs: Path, tmp_path: Path) -> None:
     words = ("data", "prepare", "--input", "in", "--column", "body")
     made = elastic_train(*words, "--output", "one", "--vocab-size", "300", cwd=tmp_path)
@@ -43,6 +46,7 @@ def test_all_kinds_of_input_and_a_tokenizer_from_elsewhere(inputs: Path, tmp_pat
     assert assert_whole(tmp_path / "two").tokenizer.sha256 == manifest.tokenizer.sha256
 
 
+@pytest.mark.slow
 def test_conversations(tmp_path: Path) -> None:
     talk = [{"role": "user", "content": "One and one?"}, {"role": "assistant", "content": "Two."}]
     (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
@@ -76,11 +80,14 @@ def test_conversations(tmp_path: Path) -> None:
         (("--input", "bad.jsonl", "--tokenizer", "odd.json"), "odd.json has no entry of <|endoftext|>, "),
     ],
 )
-def test_mistakes_are_sentences(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_sentences(
+    tmp_path: Path, words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": 7}\n')
     (tmp_path / "odd.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}')
-    refused = elastic_train("data", "prepare", "--output", "out", *words, cwd=tmp_path)
-    assert refused.returncode == 2
+    refused = CliRunner().invoke(app, ["data", "prepare", "--output", "out", *words])
+    assert refused.exit_code == 2
     assert refused.stderr.startswith("error: ") and message in refused.stderr, refused.stderr
     assert not (tmp_path / "out").exists()
 

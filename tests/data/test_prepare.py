@@ -145,6 +145,11 @@ def test_a_tokenizer_is_trained_on_a_share_of_the_text_or_at_least_one_document(
 def test_settings_and_corpora_that_make_no_data_set(text_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="vocab_size=256 is too small; byte-level BPE needs at least 257"):
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 256)
+    (tmp_path / "none.jsonl").write_text("")
+    with pytest.raises(
+        DataError, match=r"none.jsonl has no text: all of its 0 documents are left out \(there is none\)"
+    ):
+        prepare_small(open_corpus(str(tmp_path / "none.jsonl")), tmp_path / "out")
     (tmp_path / "empty").write_text("")
     with pytest.raises(DataError, match=r"corpus empty has no text: all of its 1 documents are left out \(1 empty\)"):
         prepare_small(open_corpus(str(tmp_path / "empty")), tmp_path / "out")
@@ -277,3 +282,8 @@ def test_input_that_changes_between_the_two_looks_is_refused(text_folder: Path, 
 def test_settings_that_are_no_sizes(text_folder: Path, tmp_path: Path, field: str) -> None:
     with pytest.raises(DataError, match=f"{field}=0 must be at least 1"):
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, **{field: 0})
+
+
+def test_output_that_is_input(text_folder: Path) -> None:
+    with pytest.raises(DataError, match=r"the input .*/00.txt lies in the output .*; choose another folder"):
+        prepare(open_corpus(str(text_folder)), str(text_folder), 300)

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastic_train.data.corpus import open_corpus
+from elastic_train.data.documents import read_slice
 from elastic_train.data.errors import DataError
 from elastic_train.data.parts import cut
-from elastic_train.data.readers import read_slice
 
 LINES = [{"text": f"line {i} grüßt " + "x" * (i % 7), "other": i} for i in range(50)]
 
@@ -145,7 +145,14 @@ TEXTS = [f"row {i} grüßt" for i in range(25)]
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())],
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("part_bytes", [2**20, 1])
