@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elastic_train.data.stages import Advance, Orders, Run, Task
-
-ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false"}
-"""Of the workers: each has one CPU."""
 
 
 @contextmanager
@@ -48,7 +46,7 @@ def _run(task: Task, orders: Orders, advance: Advance) -> Iterator[tuple[int, by
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = ray.data.from_items([{"order": json.dumps(order)} for order in orders], override_num_blocks=len(orders))
     sizes = {order["part"]: order["bytes"] for order in orders}
-    for row in rows.map(_Worker(task), num_cpus=1, runtime_env={"env_vars": ENVIRONMENT}).iter_rows():
+    for row in rows.map(_Worker(task), num_cpus=1).iter_rows():
         if row["problem"]:
             raise StorageError(row["uri"], row["problem"]) if row["uri"] else DataError(row["problem"])
         advance(sizes[row["part"]])
@@ -62,6 +60,7 @@ class _Worker:
     task: Task
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one CPU
         order = json.loads(row["order"])
         done = {"part": order["part"], "result": b"", "problem": "", "uri": ""}
         try:

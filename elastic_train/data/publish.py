@@ -52,7 +52,7 @@ class Publication:
         if there is None:
             return None
         if there.inputs_sha256 == inputs_sha256 and self._is_whole(there):
-            self.tidy()
+            self.tidy(_folder(there))
             return self._prepared(there, reused=True)
         if there.inputs_sha256 != inputs_sha256 and not self._overwrite:
             raise DataError(self._refusal(there))
@@ -73,17 +73,19 @@ class Publication:
             self._store.write(MANIFEST, [manifest.to_bytes()])
         if there is not None:
             self._remove(set(_paths(there)) - set(_paths(manifest)))
-        self.tidy(manifest.tokenizer.path.rpartition("/")[0])
+        self.tidy(_folder(manifest))
         return self._prepared(manifest, reused=False)
 
     def tidy(self, *folders: str) -> None:
-        """Removes the work files, and what writes that were killed have left in them and in ``folders``."""
+        """Removes the work files, and what writes that were killed have left beside them, the manifest, and in
+        ``folders``.
+        """
         for entry in self._store.list(f"{self._work}/"):
             self._store.delete(entry.path)
-        for folder in (self._work, *folders):
-            for write in self._store.unfinished(f"{folder}/"):
-                if write.started < self._began:  # later ones may be another run's
-                    self._store.abandon(write)
+        for write in self._store.unfinished():
+            ours = write.path.rpartition("/")[0] in ("", self._work, *folders)
+            if ours and write.started < self._began:  # later ones may be another run's
+                self._store.abandon(write)
 
     def _read(self) -> Manifest | None:
         if not self._store.exists(MANIFEST):
@@ -113,6 +115,10 @@ class Publication:
     def _remove(self, paths: set[str]) -> None:
         for path in sorted(paths):
             self._store.delete(path)
+
+
+def _folder(manifest: Manifest) -> str:
+    return manifest.tokenizer.path.rpartition("/")[0]
 
 
 def _paths(manifest: Manifest) -> Iterator[str]:

@@ -94,7 +94,7 @@ def test_mistakes_are_sentences(
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_a_cluster_gives_the_same_bytes_with_any_number_of_workers(
+def test_a_cluster_gives_the_same_bytes_with_any_number_of_workers_and_without_some(
     inputs: Path, tmp_path: Path, ray_cluster: LocalCluster
 ) -> None:
     from elastic_train.controller.ray_prepare import cluster_runner
@@ -106,12 +106,20 @@ def test_a_cluster_gives_the_same_bytes_with_any_number_of_workers(
     small = {"shard_tokens": 300, "batch_tokens": 64, "part_bytes": 1000}
     prepare(corpus, str(tmp_path / "alone"), 300, **small)
     expected = contents(tmp_path / "alone")
-    for workers in (1, 2, 4):
-        refill(ray_cluster, nodes=workers, cpus=1)
-        with cluster_runner(ray_cluster.address) as run:
+    refill(ray_cluster, nodes=1, cpus=1)
+    with cluster_runner(ray_cluster.address) as run:
+        for workers, more in ((1, 0), (2, 1), (4, 2)):
+            if more:
+                ray_cluster.add_nodes(1, more)
             prepare(corpus, str(tmp_path / f"{workers}"), 300, run=run, **small)
             assert contents(tmp_path / f"{workers}") == expected
-            if workers == 4:
-                (inputs / "30.jsonl").write_text('{"body": 3}\n')
-                with pytest.raises(DataError, match=r"30.jsonl, line 1, column 10: 'body' is a number; accepted is"):
-                    prepare(open_corpus(str(inputs), column="body"), str(tmp_path / "bad"), 300, run=run, **small)
+
+        def lose_a_node(phase: str, done: int, total: int) -> None:
+            if phase == "encode" and 0 < done < total and len(ray_cluster.nodes) == 4:
+                ray_cluster.kill_node(ray_cluster.nodes[-1])
+
+        prepare(corpus, str(tmp_path / "lost"), 300, run=run, progress=lose_a_node, **small)
+        assert contents(tmp_path / "lost") == expected and len(ray_cluster.nodes) == 3
+        (inputs / "30.jsonl").write_text('{"body": 3}\n')
+        with pytest.raises(DataError, match=r"30.jsonl, line 1, column 10: 'body' is a number; accepted is"):
+            prepare(open_corpus(str(inputs), column="body"), str(tmp_path / "bad"), 300, run=run, **small)
