@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -9,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from elastic_train.data.errors import DataError
-from elastic_train.storage.store import Store
+from elastic_train.storage.store import Entry, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from elastic_train.config.operation import StorageConfig
     from elastic_train.data.chat import ChatTemplate
-    from elastic_train.storage.store import Entry
 
 Format = Literal["text", "jsonl", "parquet", "chat"]
 """``text``: a file is a document. ``jsonl``: a line is. ``parquet``: a row is. ``chat``: a line is a conversation."""
@@ -143,15 +143,15 @@ def _python_doc() -> tuple[Store, list[Entry]]:
 
 
 def _below(root: Path, end: str, without: set[str]) -> tuple[Store, list[Entry]]:
-    store = Store.open(str(root))
-    entries = [
-        entry
-        for entry in store.list()
-        if entry.path.endswith(end) and not without.intersection(entry.path.split("/")[:-1])
-    ]
+    entries = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in without]  # there may be much below them
+        for file in (Path(folder) / name for name in files if name.endswith(end)):
+            stat = file.stat()
+            entries.append(Entry(file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime))
     if not entries:
         raise DataError(f"{root} holds no *{end} files")
-    return store, entries
+    return Store.open(str(root)), sorted(entries)
 
 
 def _matching(source: str, storage: StorageConfig | None) -> tuple[Store, list[Entry]]:
