@@ -180,7 +180,7 @@ def test_bad_file(tmp_path: Path, text: str, pattern: str) -> None:
         (["train", "job.yaml"], "has no manifest.json; prepare the data set with `elastic-train data prepare`"),
         (["submit", "/job.yaml"], "/job.yaml: no such file"),
         (["data", "inspect", "nowhere"], "nowhere has no manifest.json"),
-        (["data", "prepare", "--corpus", "nowhere"], "corpus 'nowhere' is not there"),
+        (["data", "prepare", "--corpus", "nowhere"], "input 'nowhere' is not there"),
         (["checkpoint", "ls", "nobody"], "no job folder runs/nobody"),
         (["checkpoint", "verify", "nobody", "--storage", "gs://x"], "gs://x"),
         (["export-hf", "nobody"], "no job folder runs/nobody"),
