@@ -206,3 +206,19 @@ def test_a_bad_conversation_is_named_with_its_place(tmp_path: Path) -> None:
         )
     with pytest.raises(DataError, match="conversations need a chat template; give --chat-template"):
         prepare(open_corpus(str(tmp_path / "a.jsonl"), format="chat"), str(tmp_path / "out"), 300)
+
+
+@pytest.mark.slow
+def test_marked_templates_give_what_transformers_gives(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    store = hf_folder(tmp_path / "hf", {"chat_template": MARKED, "tokenizer_class": "PreTrainedTokenizerFast"})
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "hf/tokenizer.json"))
+    theirs = tokenizer.apply_chat_template(
+        TALK, chat_template=MARKED, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
+    corpus = open_corpus(str(tmp_path / "a.jsonl"), format="chat", chat=read_chat_template(store))
+    prepare(corpus, str(tmp_path / "out"), 1, given=GivenTokenizer(store.read("tokenizer.json"), 256))
+    tokens, counts = columns(tmp_path / "out")
+    assert (tokens[:-1], counts[:-1]) == (list(theirs["input_ids"]), list(theirs["assistant_masks"]))
+    assert (tokens[-1], counts[-1]) == (256, 0)
