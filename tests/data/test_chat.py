@@ -176,6 +176,20 @@ def test_the_counted_tokens_of_a_byte_level_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.decode(counted, skip_special_tokens=False) == "Two.<|im_end|>  Yes.\n<|im_end|>"
 
 
+def test_a_space_before_the_answer_is_not_the_assistants(tmp_path: Path) -> None:
+    """The folder's tokenizer would say that the token of a space begins behind it."""
+    store = hf_folder(tmp_path / "hf", {})
+    plain = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK[1:3]}) + "\n")
+    corpus = open_corpus(str(tmp_path / "a.jsonl"), format="chat", chat=ChatTemplate(plain))
+    prepare(corpus, str(tmp_path / "out"), 1, given=GivenTokenizer(store.read("tokenizer.json"), 256))
+    _, counts = columns(tmp_path / "out")
+    assert counts == [0] * len("user: One and one?\nassistant: ") + [1] * len("Two.") + [0, 0]
+
+
 def test_the_counted_tokens_of_a_trained_tokenizer_decode_to_the_answers(tmp_path: Path) -> None:
     """Tokens of several characters, with the Llama-3 template, whose end of turn is the end of the document."""
     tokenizer = train_tokenizer([message["content"] for message in TALK] * 9, 280)
