@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.documents import read_slice
 from elastic_train.data.errors import DataError
 from elastic_train.data.parts import cut
+from elastic_train.storage.store import Store
+from tests.s3_server import S3Server
 
 LINES = [{"text": f"line {i} grüßt " + "x" * (i % 7), "other": i} for i in range(50)]
 
 
-def read(path: Path, part_bytes: int = 2**20, **how: Any) -> list[tuple[int, str | None, str]]:
+def read(path: Path | str, part_bytes: int = 2**20, **how: Any) -> list[tuple[int, str | None, str]]:
     """(place, text, problem) of all documents, whatever the parts."""
     corpus = open_corpus(str(path), **how)
     return [
@@ -192,3 +196,20 @@ def test_a_damaged_page_of_parquet_is_named_with_the_rows_before_it(tmp_path: Pa
     file.write_bytes(data)
     with pytest.raises(DataError, match=rf"{re.escape(str(file))} is damaged behind row 10: "):
         read(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part_bytes", [2**20, 500])
+def test_object_storage_gives_what_a_folder_gives(
+    tmp_path: Path, s3_environment: S3Server, s3_bucket: str, part_bytes: int
+) -> None:
+    storage = StorageConfig(endpoint_url=s3_environment.endpoint_url)
+    uri = f"s3://{s3_bucket}/{secrets.token_hex(4)}"
+    files = {"a.jsonl": jsonl(LINES), "b.jsonl.gz": gzip.compress(jsonl(LINES)), "c.jsonl.zst": zstd(jsonl(LINES))}
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "d.parquet", row_group_size=10)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    for file in tmp_path.iterdir():
+        Store.open(uri, storage).write(file.name, [file.read_bytes()])
+    found = read(uri, part_bytes, storage=storage)
+    assert found == read(tmp_path, part_bytes) and len(found) == 175
