@@ -65,10 +65,6 @@ class Corpus:
     column: str = "text"
     chat: ChatTemplate | None = None
 
-    def total_bytes(self) -> int:
-        """Size of all files, as they are stored."""
-        return sum(file.size for file in self.files)
-
 
 def open_corpus(
     *inputs: str,

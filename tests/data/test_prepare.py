@@ -4,6 +4,7 @@ import json
 import pickle
 import random
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -109,9 +110,9 @@ def test_progress_ends_at_the_whole_of_each_phase(text_folder: Path, tmp_path: P
     made = prepare(
         corpus, str(tmp_path / "out"), 300, progress=lambda phase, done, total: seen.update({phase: (done, total)})
     )
-    size = made.manifest.inputs["corpus_bytes"]
+    size, total = made.manifest.inputs["corpus_bytes"], sum(file.size for file in corpus.files)
     assert seen["tokenizer"] == seen["encode"] == (size, size)
-    assert seen["read"] == (corpus.total_bytes(), corpus.total_bytes())
+    assert seen["read"] == (total, total)
 
 
 def test_text_that_spells_the_end_token_is_text() -> None:
@@ -287,3 +288,13 @@ def test_settings_that_are_no_sizes(text_folder: Path, tmp_path: Path, field: st
 def test_output_that_is_input(text_folder: Path) -> None:
     with pytest.raises(DataError, match=r"the input .*/00.txt lies in the output .*; choose another folder"):
         prepare(open_corpus(str(text_folder)), str(text_folder), 300)
+
+
+def test_a_data_set_of_format_1_is_only_replaced_when_that_is_allowed(text_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(Path(__file__).parent / "format_1", out)
+    with pytest.raises(DataError, match=r"made from other inputs by an earlier version \(format 1\); choose another"):
+        prepare_small(open_corpus(str(text_folder)), out)
+    assert TokenDataset.open(str(out), 4).manifest.format_version == 1
+    made = prepare_small(open_corpus(str(text_folder)), out, overwrite=True)
+    assert assert_whole(out) == made.manifest
