@@ -11,13 +11,13 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.parquet import read_rows
 from elastic_train.data.streams import decompressed, lines, ranged
 from elastic_train.storage.errors import StorageError
-from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elastic_train.data.corpus import Corpus
     from elastic_train.data.parts import Slice
+    from elastic_train.storage.store import Store
 
 SPACE = " \t\r\n"
 """What JSON takes for white space."""
@@ -38,9 +38,11 @@ class Found:
     spans: tuple[tuple[int, int], ...] = ()
 
 
-def read_slice(corpus: Corpus, piece: Slice) -> Iterator[Found]:
-    """The documents of a slice in order. Raises :class:`DataError` for input that is malformed, with its place."""
-    store = Store.open(piece.file.store, corpus.storage)
+def read_slice(corpus: Corpus, store: Store, piece: Slice) -> Iterator[Found]:
+    """The documents of a slice in order; ``store`` has its file.
+
+    Raises :class:`DataError` for input that is malformed, with its place.
+    """
     if piece.file.format == "text":
         yield _decoded(0, b"".join(_blocks(store, piece)))
     elif piece.file.format == "parquet":

@@ -36,12 +36,13 @@ Part = tuple[Slice, ...]
 
 def cut(corpus: Corpus, part_bytes: int) -> list[Part]:
     """Consecutive slices of about ``part_bytes``; more where a file cannot be cut: text, and what is compressed."""
+    stores = {uri: Store.open(uri, corpus.storage) for uri in {file.store for file in corpus.files}}
+
+    def slices_of(file: InputFile) -> list[Slice]:
+        return _slices(stores[file.store], corpus.column, file, part_bytes)
+
     with ThreadPoolExecutor(LISTING_THREADS) as pool:  # Parquet files are asked for their row groups
-        slices = [
-            piece
-            for pieces in pool.map(lambda file: _slices(corpus, file, part_bytes), corpus.files)
-            for piece in pieces
-        ]
+        slices = [piece for pieces in pool.map(slices_of, corpus.files) for piece in pieces]
     parts: list[Part] = []
     held: list[Slice] = []
     size = 0
@@ -54,9 +55,9 @@ def cut(corpus: Corpus, part_bytes: int) -> list[Part]:
     return [*parts, tuple(held)]
 
 
-def _slices(corpus: Corpus, file: InputFile, part_bytes: int) -> list[Slice]:
+def _slices(store: Store, column: str, file: InputFile, part_bytes: int) -> list[Slice]:
     if file.format == "parquet":
-        groups = row_groups(Store.open(file.store, corpus.storage), file, corpus.column)
+        groups = row_groups(store, file, column)
         return [Slice(file, number, number + 1, size, rows) for number, (rows, size) in enumerate(groups)]
     if file.format == "text" or file.compression is not None:
         return [Slice(file, 0, file.size, file.size)]

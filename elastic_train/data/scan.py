@@ -12,6 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from elastic_train.data.documents import Found, read_slice
+from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +42,9 @@ class Judged:
 
 def judged(corpus: Corpus, part: Part, max_characters: int | None) -> Iterator[Judged]:
     """Every document of a part, in order."""
+    stores = {uri: Store.open(uri, corpus.storage) for uri in {piece.file.store for piece in part}}
     for number, piece in enumerate(part):
-        for found in read_slice(corpus, piece):
+        for found in read_slice(corpus, stores[piece.file.store], piece):
             yield _judge(number, found, max_characters)
 
 
@@ -68,7 +70,7 @@ class PartDigest:
         self._part, self._digest = part, hashlib.sha256()
 
     def add(self, document: Judged) -> None:
-        name = f"{self._part[document.slice].file.name}:{document.found.place}".encode()
+        name = f"{self._part[document.slice].file.name}:{document.found.place}".encode("utf-8", "surrogateescape")
         self._digest.update(b"%d %d %d " % (document.kind, len(name), len(document.data)) + name + document.data)
         self._digest.update(repr(document.found.spans).encode())
 

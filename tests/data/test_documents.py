@@ -29,7 +29,7 @@ def read(path: Path | str, part_bytes: int = 2**20, **how: Any) -> list[tuple[in
         (found.place, found.text, found.problem)
         for part in cut(corpus, part_bytes)
         for piece in part
-        for found in read_slice(corpus, piece)
+        for found in read_slice(corpus, Store.open(piece.file.store, corpus.storage), piece)
     ]
 
 

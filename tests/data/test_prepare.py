@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import secrets
@@ -298,3 +299,13 @@ def test_a_data_set_of_format_1_is_only_replaced_when_that_is_allowed(text_folde
     assert TokenDataset.open(str(out), 4).manifest.format_version == 1
     made = prepare_small(open_corpus(str(text_folder)), out, overwrite=True)
     assert assert_whole(out) == made.manifest
+
+
+def test_files_whose_names_are_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in (b"gr\xfc.txt", b"gr\xfd.txt"):
+        Path(os.fsdecode(os.fsencode(tmp_path / "in") + b"/" + name)).write_text("one two")
+    manifest = prepare(open_corpus(str(tmp_path / "in")), str(tmp_path / "out"), 300).manifest
+    assert manifest.documents == 1 and manifest.left_out is not None
+    (line,) = (tmp_path / "out" / manifest.left_out.path).read_bytes().splitlines()
+    assert json.loads(line) == {"name": "gr\udcfd.txt", "reason": "duplicate of gr\udcfc.txt"}
