@@ -27,6 +27,7 @@ import torch.distributed as dist
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import load_job
+from elastic_train.data.samples import Slot, padding, stack
 from elastic_train.parallel.exact import ExactGradients, FixedPointSum
 from elastic_train.training import engine as engine_module
 from elastic_train.training.engine import Engine
@@ -60,16 +61,13 @@ class RandomTokens:
         self._shape = job.training.micro_batch, job.data.sequence_length
         self._vocabulary = job.model.vocab_size
 
-    def slot(self, step: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def slot(self, step: int, index: int) -> Slot:
         rows, length = self._shape
         tokens = np.random.default_rng((step, index)).integers(0, self._vocabulary, (rows, length + 1))
-        return tokens[:, :-1], tokens[:, 1:]
+        return Slot(tokens[:, :-1], tokens[:, 1:], np.zeros(self._shape, np.int64))
 
-    def padding(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros(self._shape, np.int64), np.full(self._shape, -100)
-
-    def documents(self, input_ids: np.ndarray) -> np.ndarray:
-        return np.zeros_like(input_ids)
+    def padding(self) -> Slot:
+        return stack([padding(self._shape[1])] * self._shape[0])
 
 
 class Stopwatch:

@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import slots_of
+from elastic_train.data.samples import Slot, padding, stack
 from elastic_train.model.transformer import Transformer
 from elastic_train.training.engine import Engine
 
@@ -54,15 +55,12 @@ class RandomTokens:
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def slot(self, step: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def slot(self, step: int, index: int) -> Slot:
         tokens = np.random.default_rng((step, index)).integers(0, MODEL["vocab_size"], (self._size, TOKENS + 1))
-        return tokens[:, :-1], tokens[:, 1:]
+        return Slot(tokens[:, :-1], tokens[:, 1:], np.zeros((self._size, TOKENS), np.int64))
 
-    def padding(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros((self._size, TOKENS), np.int64), np.full((self._size, TOKENS), -100)
-
-    def documents(self, input_ids: np.ndarray) -> np.ndarray:
-        return np.zeros_like(input_ids)
+    def padding(self) -> Slot:
+        return stack([padding(TOKENS)] * self._size)
 
 
 def job_of(parallel: dict[str, Any], training: dict[str, Any]) -> Job:
@@ -103,7 +101,7 @@ def by_hand(rank: int, layout: Layout, kind: str) -> Step:
     def step(number: int) -> float:
         optimizer.zero_grad()
         samples = [RandomTokens(1).slot(number, slot) for slot in slots]
-        ids, labels = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*samples, strict=True))
+        ids, labels, _ = (torch.from_numpy(np.concatenate(parts)) for parts in zip(*samples, strict=True))
         loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

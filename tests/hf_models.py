@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from elastic_train.data.samples import Slot
+
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -49,9 +51,9 @@ def load_hf(folder: Path) -> Any:
 
 
 @torch.no_grad()
-def hf_loss(model: Any, samples: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Mean loss over all valid tokens of ``samples``: (input ids, labels), int64 [rows, tokens]."""
-    ids, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*samples, strict=True))
+def hf_loss(model: Any, slots: list[Slot]) -> float:
+    """Mean loss over all valid tokens."""
+    ids, labels, _ = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*slots, strict=True))
     logits = model(ids).logits
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
 

@@ -200,16 +200,17 @@ def storage_of(uri: str, endpoint_url: str | None) -> StorageConfig | None:
 
 
 def prepare_missing(job: Job) -> None:
-    """Prepare the job's data set if it is not there and its folder is named after a corpus every machine has."""
+    """Prepare the job's data sets that are not there and whose folders are named after a corpus every machine has."""
     from elastic_train.data.corpus import open_corpus
     from elastic_train.data.manifest import MANIFEST
     from elastic_train.data.prepare import prepare
     from elastic_train.storage.store import Store
 
-    name = job.data.uri.rstrip("/").rpartition("/")[2]
-    if name not in ("python-stdlib", "python-doc") or Store.open(job.data.uri, job.storage).exists(MANIFEST):
-        return
-    typer.echo(f"preparing {job.data.uri}")
-    with progress_bar() as progress:
-        report = phase_reporter(progress)
-        prepare(open_corpus(name), job.data.uri, job.model.vocab_size, storage=job.storage, progress=report)
+    for source in job.data.all_sources:
+        name = source.uri.rstrip("/").rpartition("/")[2]
+        if name not in ("python-stdlib", "python-doc") or Store.open(source.uri, job.storage).exists(MANIFEST):
+            continue
+        typer.echo(f"preparing {source.uri}")
+        with progress_bar() as progress:
+            report = phase_reporter(progress)
+            prepare(open_corpus(name), source.uri, job.model.vocab_size, storage=job.storage, progress=report)

@@ -97,7 +97,8 @@ def export_hf(
     chosen = select(checkpoint, storage, endpoint_url, region)
     name, step = chosen.name, chosen.id.step
     config = json.loads(chosen.store.read("job.json"))["config"]
-    data_store = Store.open(data or config["data"]["uri"], StorageConfig(**config["storage"]))
+    first = config["data"]["uri"] or config["data"]["sources"][0]["uri"]  # all sources have the same tokenizer
+    data_store = Store.open(data or first, StorageConfig(**config["storage"]))
     with progress_bar(transient=True) as progress:
         task = progress.add_task(f"step {step}", total=None)
 

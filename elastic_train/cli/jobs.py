@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastic_train.cli.data import data_problems
 from elastic_train.cli.data_prepare import prepare_missing
 from elastic_train.cli.guard import FAILED, OK, UserError
 from elastic_train.cli.huggingface import check_source
 from elastic_train.cli.options import Endpoint, JobRef, Region, StorageUri
 from elastic_train.config.errors import ConfigError
+from elastic_train.data.errors import DataError
+from elastic_train.storage.errors import StorageError
 
 if TYPE_CHECKING:
     from elastic_train.config.job import Job
@@ -25,6 +26,9 @@ Config = Annotated[str | None, typer.Option("--config", "-c", metavar="CONFIG", 
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to use; default: the one of RAY_ADDRESS, or a local one.")
 ]
+
+VALIDATE_SECONDS = 5.0
+"""``validate`` waits no longer for storage that does not answer: it is no mistake in the job file."""
 
 
 def split_words(words: list[str] | None, config: str | None) -> tuple[str, list[str]]:
@@ -52,7 +56,26 @@ def validate(words: Words = None, config: Config = None) -> None:
 
     job = _admit(words, config)
     check_source(job)
+    not_checked = check_data(job)
     typer.echo(resolved(job), nl=False)
+    if not_checked:
+        typer.echo(f"# data not checked: {not_checked}")
+
+
+def check_data(job: Job) -> str | None:
+    """Raise ConfigError when the job cannot be trained on its data; returns why that cannot be told yet, if so."""
+    from elastic_train.config.paths import anchored, home
+    from elastic_train.data.sources import data_problems
+
+    patience = min(VALIDATE_SECONDS, job.storage.retry_seconds)
+    quick = job.model_copy(update={"storage": job.storage.model_copy(update={"retry_seconds": patience})})
+    try:
+        problems = data_problems(anchored(quick, home()))
+    except (DataError, StorageError) as error:
+        return str(error)
+    if problems:
+        raise ConfigError(problems)
+    return None
 
 
 def train(
@@ -77,6 +100,7 @@ def follow(job: Job, address: str | None) -> int:
     from elastic_train.cli.live import LiveView, time_line
     from elastic_train.config.paths import anchored, home
     from elastic_train.controller.run import JobError, run_job
+    from elastic_train.data.sources import data_problems
 
     if address:
         _require_cluster(address)

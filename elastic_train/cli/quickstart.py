@@ -73,7 +73,7 @@ def _prepare(job: Job, corpus: str, console: Console) -> None:
     with progress_bar() as progress:
         source = open_corpus(corpus)
         made = prepare(
-            source, job.data.uri, job.model.vocab_size, storage=job.storage, progress=phase_reporter(progress)
+            source, job.data.first_uri, job.model.vocab_size, storage=job.storage, progress=phase_reporter(progress)
         )
     manifest, size = made.manifest, int(str(made.manifest.inputs["corpus_bytes"]))
     console.print(
@@ -154,7 +154,7 @@ def _report(job: Job, outcome: Outcome, drill: Drill, console: Console) -> None:
     lines, ledger = (read_json_lines(store, f"{name}.jsonl") for name in ("steps", "ledger"))
     folder = Path(outcome.job_folder)
     plots = plot_job(store, folder / "loss.png"), plot_time(ledger, folder / "time.png", title=job.name)
-    exported = export_hf(store, outcome.step, Store.open(job.data.uri, job.storage), folder / "exports" / "hf")
+    exported = export_hf(store, outcome.step, Store.open(job.data.first_uri, job.storage), folder / "exports" / "hf")
     for name, value in [*_facts(lines, ledger, drill), *_places(outcome, plots, exported)]:
         console.print(f"[bold]{name:<15}[/bold] {value}", soft_wrap=True, highlight=False)  # lines to copy stay whole
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from elastic_train.config.section import Section
+from elastic_train.config.sizes import parse_size
 
 TRACKING_SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
 """What MLflow takes; it refuses plain folders."""
-
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-_SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_UNITS)})")
 
 
 class HostsConfig(Section):
@@ -58,15 +55,14 @@ class HostsConfig(Section):
     @field_validator("memory")
     @classmethod
     def _memory(cls, memory: str | None) -> str | None:
-        if memory is not None and not _SIZE.fullmatch(memory):
-            raise ValueError(f"must be null or a size such as 80GiB or 512MB (units: {', '.join(_UNITS)})")
+        if memory is not None:
+            parse_size(memory)
         return memory
 
     @property
     def memory_bytes(self) -> int | None:
         """``memory`` in bytes; None: no limit."""
-        size = _SIZE.fullmatch(self.memory or "")
-        return int(float(size[1]) * _UNITS[size[2]]) if size else None
+        return None if self.memory is None else parse_size(self.memory)
 
     @model_validator(mode="after")
     def _order(self) -> Self:

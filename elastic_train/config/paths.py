@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from elastic_train.config.data import DataConfig
 from elastic_train.config.job import Job
 
 HOME_VARIABLE = "ELASTIC_TRAIN_HOME"
@@ -24,7 +25,7 @@ def home() -> Path:
 
 def anchored(job: Job, base: Path) -> Job:
     """The job with relative local paths below ``base``: workers run in folders of their own."""
-    data = job.data.model_copy(update={"uri": _absolute(job.data.uri, base)})
+    data = _anchored_data(job.data, base)
     storage = job.storage.model_copy(update={"uri": _absolute(job.storage.uri, base)})
     evaluation = job.evaluation
     if evaluation.uri is not None:
@@ -33,6 +34,12 @@ def anchored(job: Job, base: Path) -> Job:
     source = job.init_from and _absolute(job.init_from, base)
     sections = {"data": data, "storage": storage, "tracking": tracking, "evaluation": evaluation}
     return job.model_copy(update={"init_from": source, **sections})
+
+
+def _anchored_data(data: DataConfig, base: Path) -> DataConfig:
+    uri = data.uri and _absolute(data.uri, base)
+    sources = tuple(source.model_copy(update={"uri": _absolute(source.uri, base)}) for source in data.sources)
+    return data.model_copy(update={"uri": uri, "sources": sources})
 
 
 def _absolute_sqlite(uri: str | None, base: Path) -> str | None:

@@ -145,6 +145,10 @@ def accepted(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str
         return " or ".join(accepted(argument, metadata if argument is not type(None) else ()) for argument in arguments)
     if origin is Literal:
         return " or ".join(repr(value) if isinstance(value, str) else str(value) for value in arguments)
+    if origin is tuple and arguments[1:] == (Ellipsis,):
+        return f"a list, each {accepted(arguments[0])}"
+    if origin is dict:
+        return f"a mapping of {accepted(arguments[0])} to {accepted(arguments[1])}"
     if origin is tuple:
         kinds = {accepted(argument) for argument in arguments}
         return f"a list of {len(arguments)} values, each {' or '.join(sorted(kinds))}"

@@ -52,12 +52,27 @@ def identity(job: Job, data_digest: str) -> dict[str, Any]:
         "init_from": job.init_from,
         "data_digest": data_digest,
         "sequence_length": job.data.sequence_length,
+        "packing": job.data.packing,
+        "tails": job.data.tail_policy,
+        "mixture": _mixture(job),
         "global_batch": job.training.global_batch,
         "micro_batch": job.training.micro_batch,
         "precision": job.training.precision,
         "optimizer": job.optimizer.name,
         "averaged_weights": job.training.ema_decay is not None,
     }
+
+
+DEFAULTS = {"packing": "stream", "tails": "drop", "mixture": None}
+"""What jobs have that were begun before there was a choice."""
+
+
+def _mixture(job: Job) -> dict[str, Any] | None:
+    """Which sample comes from which source; None for one data set. ``data_digest`` says what the sources hold."""
+    if not job.data.sources:
+        return None
+    weights = {source.name: source.weight for source in job.data.sources}
+    return {"weights": weights, "phases": [phase.model_dump(mode="json") for phase in job.data.phases]}
 
 
 def _flat(identity: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +100,7 @@ class JobFolder:
     def open(self, data_digest: str) -> dict[str, Any]:
         """Create ``job.json``, or check that the one there is of the same job; returns its content.
 
-        ``data_digest`` is the sha256 of the data set's manifest: a corpus prepared anew is another order of samples.
+        ``data_digest`` is of the manifests of the job's data: a corpus prepared anew is another order of samples.
 
         Raises:
             JobMismatch: the name belongs to a job with another model, data order or batch, or its record is not one.
@@ -120,7 +135,7 @@ class JobFolder:
                 f"{self.store.uri}/{RECORD} has format version {record['format_version']}; "
                 f"this program reads {FORMAT_VERSION}"
             )
-        ours, theirs = _flat(identity(self._job, data_digest)), _flat(record["identity"])
+        ours, theirs = _flat(identity(self._job, data_digest)), _flat(DEFAULTS | record["identity"])
         changed = [f"{key}={ours[key]!r} (there: {theirs.get(key)!r})" for key in ours if ours[key] != theirs.get(key)]
         if changed:
             raise JobMismatch(

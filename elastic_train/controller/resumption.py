@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 from elastic_train.checkpoint.claims import FRESH, Claim, announce, first_claim, go_on_from
 from elastic_train.checkpoint.hf_source import keep_source
@@ -15,8 +14,7 @@ from elastic_train.checkpoint.verify import choose_checkpoint
 from elastic_train.config.job import Job
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import unfit_for_evaluation
-from elastic_train.data.manifest import Manifest, read_manifest
-from elastic_train.data.order import SampleOrder
+from elastic_train.data.sources import open_training
 from elastic_train.model.hf_folder import check_tokenizer, open_source
 from elastic_train.storage.errors import AlreadyExists
 from elastic_train.storage.store import Store
@@ -63,7 +61,7 @@ def fall_back(store: Store, claim: Claim, created: float, damaged: Collection[Ch
 
 @dataclass(frozen=True, slots=True)
 class OpenedData:
-    """``digest`` is the data manifest's sha256, ``tokenizer_sha256`` that of the tokenizer.
+    """``digest`` is of the data's manifests, ``tokenizer_sha256`` that of the tokenizer.
 
     ``sample_ids`` gives a step's ids in slot order.
     """
@@ -74,18 +72,16 @@ class OpenedData:
 
 
 def open_data(job: Job) -> OpenedData:
-    """Read the data set's manifest (no shard).
+    """Read the manifests of the job's data (no shard).
 
     Raises:
-        DataError: there is none, or it has too few samples or too large a vocabulary for the job; or the evaluation's
-            data set does not fit.
+        DataError: there is none, or it does not fit the job; or the evaluation's data set does not.
     """
-    manifest, digest = read_manifest(Store.open(job.data.uri, job.storage))
-    problems = unfit_for_evaluation(job, manifest)
+    data = open_training(job)
+    problems = unfit_for_evaluation(job, data.datasets[0].manifest)
     if problems:
         raise DataError("; ".join(problems))
-    sample_ids = partial(_sample_ids, _order(job, manifest), job.training.global_batch)
-    return OpenedData(digest, manifest.tokenizer.sha256, sample_ids)
+    return OpenedData(data.digest, data.tokenizer_sha256, data.batches.sample_ids)
 
 
 def begin_from_source(job: Job, data: OpenedData, store: Store) -> None:
@@ -95,25 +91,5 @@ def begin_from_source(job: Job, data: OpenedData, store: Store) -> None:
     """
     source = open_source(job)
     if source is not None:
-        check_tokenizer(source, data.tokenizer_sha256, job.data.uri)
+        check_tokenizer(source, data.tokenizer_sha256, job.data.first_uri)
         keep_source(source, store)
-
-
-def _order(job: Job, manifest: Manifest) -> SampleOrder:
-    vocabulary = manifest.tokenizer.vocab_size
-    if vocabulary > job.model.vocab_size:
-        raise DataError(
-            f"model.vocab_size={job.model.vocab_size} is smaller than the {vocabulary} entries of the tokenizer in "
-            f"{job.data.uri}"
-        )
-    samples = max(manifest.tokens - 1, 0) // job.data.sequence_length
-    if samples < job.training.global_batch:
-        raise DataError(
-            f"{samples} sequences in {job.data.uri} < global batch {job.training.global_batch}; use more text or a "
-            "shorter data.sequence_length"
-        )
-    return SampleOrder(samples, job.seed)
-
-
-def _sample_ids(order: SampleOrder, global_batch: int, step: int) -> list[int]:
-    return [order.sample_id(index) for index in range((step - 1) * global_batch, step * global_batch)]

@@ -33,10 +33,8 @@ from elastic_train.controller.process_control import name_process, own_time, pre
 from elastic_train.controller.restoring import DamagedManifest, Restoration, Unreadable
 from elastic_train.controller.snapshots import Snapshots
 from elastic_train.controller.wire import Message, decode, encode
-from elastic_train.data.batches import StepBatches
-from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.evaluation import open_evaluation
-from elastic_train.data.order import SampleOrder
+from elastic_train.data.sources import open_training
 from elastic_train.model.hf_folder import open_source
 from elastic_train.storage import outage
 from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
@@ -130,10 +128,9 @@ class Trainer:
         self._agreement = Agreement(self._control, barrier_of_all_ranks())
 
     def _build_engine(self) -> Engine:
-        dataset = TokenDataset.open(self._job.data.uri, self._job.data.sequence_length, self._job.storage)
-        order = SampleOrder(len(dataset), self._job.seed)
-        batches = StepBatches(dataset, order, self._job.training)
-        engine = Engine(self._job, self._layout, self._rank, batches, open_evaluation(self._job, dataset))
+        data = open_training(self._job)
+        evaluation = open_evaluation(self._job, data.datasets[0].manifest)
+        engine = Engine(self._job, self._layout, self._rank, data.batches, evaluation)
         engine.on_progress = self._control.beat
         return engine
 

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from elastic_train.data.errors import DataError
+from elastic_train.data.samples import padding, stack
 
 if TYPE_CHECKING:
     from elastic_train.config.training import TrainingConfig
-    from elastic_train.data.order import SampleOrder
-
-    Tokens = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
-
-PADDING_LABEL = -100
-"""Label of a position that counts in no loss."""
+    from elastic_train.data.samples import Samples, Slot
 
 
-class Samples(Protocol):
-    """What a batch is made of; :class:`~elastic_train.data.dataset.TokenDataset` is one."""
+class Order(Protocol):
+    """Which sample comes at which place of training (``order.SampleOrder``, ``mixture.MixedOrder``)."""
 
     @property
-    def sequence_length(self) -> int: ...
+    def num_samples(self) -> int: ...
 
-    @property
-    def eos_id(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def sample(self, index: int) -> Tokens:
-        """int64 [sequence_length + 1]"""
-        ...
+    def sample_id(self, n: int) -> int: ...
 
 
 def slots_of(data_rank: int, data_ranks: int, slots: int) -> range:
@@ -43,25 +30,17 @@ def slots_of(data_rank: int, data_ranks: int, slots: int) -> range:
     return range(start, start + each + (data_rank < more))
 
 
-def document_numbers(input_ids: Tokens, eos_id: int) -> Tokens:
-    """Number, from 0 in each sequence, of the document that a token is in; int64, of the shape of ``input_ids``.
-
-    A document ends with its end-of-text token. The label there is the first token of the next document: it is
-    predicted from the document that ends, and counts in the loss.
-    """
-    ends = np.zeros_like(input_ids)
-    ends[..., 1:] = input_ids[..., :-1] == eos_id
-    return np.cumsum(ends, axis=-1)
-
-
 class StepBatches:
     """Step ``t`` (from 1) trains on global indices ``[(t - 1) * global_batch, t * global_batch)``.
 
     An epoch may end inside a step; the step then goes on with the next epoch's first samples.
     """
 
-    def __init__(self, dataset: Samples, order: SampleOrder, training: TrainingConfig) -> None:
-        """Raises :class:`DataError` when the data set has fewer sequences than one global batch."""
+    def __init__(self, dataset: Samples, order: Order, training: TrainingConfig, prefetch_steps: int = 0) -> None:
+        """Whoever asks for a slot of a step has the same slot of the next ``prefetch_steps`` steps read ahead.
+
+        Raises :class:`DataError` when the data set has fewer sequences than one global batch.
+        """
         if len(dataset) < training.global_batch:
             raise DataError(
                 f"{len(dataset)} sequences < global batch {training.global_batch}: "
@@ -74,6 +53,9 @@ class StepBatches:
         self.global_batch = training.global_batch
         self.micro_batch = training.micro_batch
         self.slots = training.slots
+        self._steps, self._prefetch_steps = training.steps, prefetch_steps
+        self._planned: dict[int, int] = {}
+        """by slot: the last step of which it is read ahead"""
         self._dataset = dataset
         self._order = order
 
@@ -81,22 +63,26 @@ class StepBatches:
         """The step's sample ids in slot order: slot ``j`` is ``[j * micro_batch, (j + 1) * micro_batch)``."""
         return self._ids(step, range(self.global_batch))
 
-    def slot(self, step: int, slot: int) -> tuple[Tokens, Tokens]:
-        """(input_ids, labels) of a slot, int64 [micro_batch, sequence_length]; labels are the next tokens."""
+    def slot(self, step: int, slot: int) -> Slot:
+        """The micro-batch of a slot; labels are the next tokens."""
         if not 0 <= slot < self.slots:
             raise ValueError(f"slot {slot} is outside the {self.slots} slots of a step")
-        ids = self._ids(step, range(slot * self.micro_batch, (slot + 1) * self.micro_batch))
-        tokens = np.stack([self._dataset.sample(index) for index in ids])
-        return np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
+        self._read_ahead(step, slot)
+        return stack([self._dataset.sample(index) for index in self._ids_of(step, slot)])
 
-    def padding(self) -> tuple[Tokens, Tokens]:
-        """A micro-batch that counts in no loss: zeros and :data:`PADDING_LABEL`, shaped like a slot."""
-        shape = (self.micro_batch, self.sequence_length)
-        return np.zeros(shape, np.int64), np.full(shape, PADDING_LABEL, np.int64)
+    def padding(self) -> Slot:
+        """A micro-batch that counts in no loss, shaped like a slot."""
+        return stack([padding(self.sequence_length)] * self.micro_batch)
 
-    def documents(self, input_ids: Tokens) -> Tokens:
-        """The document that each token is in, as :func:`document_numbers` counts."""
-        return document_numbers(input_ids, self._dataset.eos_id)
+    def _read_ahead(self, step: int, slot: int) -> None:
+        last, planned = min(step + self._prefetch_steps, self._steps), self._planned.get(slot, 0)
+        for following in range(max(step, planned if planned <= last else 0) + 1, last + 1):
+            for index in self._ids_of(following, slot):
+                self._dataset.prefetch(index)
+        self._planned[slot] = last
+
+    def _ids_of(self, step: int, slot: int) -> list[int]:
+        return self._ids(step, range(slot * self.micro_batch, (slot + 1) * self.micro_batch))
 
     def _ids(self, step: int, places: range) -> list[int]:
         if step < 1:

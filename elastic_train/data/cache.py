@@ -1,81 +1,139 @@
-"""Local copies of remote shards, named by content and shared by the processes of a node."""
+"""Copies of remote record batches on a node's disk: named by content, bounded, shared by all processes of the node.
+
+A file under its name is complete: it was written under another one and renamed. It may go at any moment (another
+process needs the room), and what is read from it is checked, so nothing here has to survive a crash. Locks only keep
+processes from fetching the same thing twice; they are the kernel's, and go with the process that holds them.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import secrets
+import time
+import zlib
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_train.data.errors import DataError
-from elastic_train.storage.errors import StorageError
-
 if TYPE_CHECKING:
-    from elastic_train.data.manifest import Shard
-    from elastic_train.storage.store import Store
+    from collections.abc import Callable, Iterator
 
-BLOCK = 32 * 2**20
-COPIES = 4
-"""A shard is fetched at most this often: bytes may be spoilt on the way."""
+FOLDERS = 16
+"""Files are spread over so many folders, each with its share of the room."""
+LOCKS = 64
+LOCK_SECONDS = 10.0
+"""Longest wait for another process that fetches the same: it may have been stopped while it held the lock."""
+LOOK_AFTER = 32
+"""A process looks what others have written once it has written this part of a folder's share itself."""
+DEFAULT_BYTES = 16 * 2**30
 
 
-class ShardCache:
-    """Files named by the sha256 of their contents. A file under its name is complete and was verified."""
+def default_folder() -> Path:
+    """``$XDG_CACHE_HOME/elastic_train/data``, else below ``~/.cache``."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "elastic_train" / "data"
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        if folder is None:
-            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            folder = Path(home) / "elastic_train" / "shards"
-        self.folder = Path(folder)
 
-    def fetch(self, store: Store, shard: Shard) -> Path:
-        """The local copy, fetched if it is not there; of several processes one fetches, the others wait.
+@dataclass(slots=True)
+class _Known:
+    """What this process knows of a folder: its bytes at the last look, and those that it has written since."""
 
-        A copy with the wrong hash is fetched again, in the end refused with :class:`DataError`.
-        """
-        file = self.folder / f"{shard.sha256}.arrow"
+    bytes: int = 0
+    written: int = 0
+    looked: bool = False
+
+
+@dataclass
+class BatchCache:
+    """At most about ``limit`` bytes in ``folder``; the least recently used files go first. Safe to use from threads.
+
+    Where the folder cannot be written nothing is kept.
+    """
+
+    folder: Path = field(default_factory=default_folder)
+    limit: int = DEFAULT_BYTES
+
+    def __post_init__(self) -> None:
+        self._known = [_Known() for _ in range(FOLDERS)]
+
+    def get(self, name: str, make: Callable[[], bytes], is_right: Callable[[bytes], bool]) -> bytes:
+        """The bytes kept under ``name``, made if they are not there or not right: by one of several processes."""
+        file = self.folder / f"{zlib.crc32(name.encode()) % FOLDERS:x}" / name
+        data = _read(file)
+        if data is not None and is_right(data):
+            return data
+        with self._lock(name):
+            data = _read(file)
+            if data is None or not is_right(data):
+                data = make()
+                self._keep(file, data)
+        return data
+
+    @contextmanager
+    def _lock(self, name: str) -> Iterator[None]:
+        """Keeps others from making the same; gives up where that takes too long or cannot be done."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / f"{shard.sha256}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # let go by the system when this process dies
-                if file.exists() and file.stat().st_size == shard.bytes:
-                    return file
-                return self._download(store, shard, file)
-        except OSError as error:
-            raise StorageError(
-                str(file), f"cannot keep a copy of {store.uri}/{shard.path}: {error.strerror}"
-            ) from error
+            lock = (self.folder / f"lock-{zlib.crc32(name.encode()) // FOLDERS % LOCKS:02}").open("w")
+        except OSError:
+            yield
+            return
+        with lock:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not _locked(lock.fileno()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield
 
-    def _download(self, store: Store, shard: Shard, file: Path) -> Path:
+    def _keep(self, file: Path, data: bytes) -> None:
         temporary = file.with_name(f".tmp-{secrets.token_hex(8)}")
-        try:
-            for _ in range(COPIES):
-                found = _copy(store, shard, temporary)
-                if found == shard.sha256:
-                    temporary.rename(file)
-                    return file
-        finally:
-            temporary.unlink(missing_ok=True)
-        raise DataError(
-            f"shard {store.uri}/{shard.path} is damaged: fetched {COPIES} times, sha256 {found}, "
-            f"the manifest says {shard.sha256}"
-        )
+        with suppress(OSError):  # the disk is full, or not ours: the data is there all the same
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                self._make_room(file.parent, len(data))
+                temporary.write_bytes(data)
+                temporary.rename(file)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def _make_room(self, folder: Path, more: int) -> None:
+        known, share = self._known[int(folder.name, 16)], self.limit // FOLDERS
+        known.written += more
+        if known.looked and known.bytes + known.written <= share and known.written * LOOK_AFTER <= share:
+            return
+        files = sorted(_files(folder))
+        total = sum(size for _, size, _ in files) + more
+        for _, size, path in files:
+            if total <= share:
+                break
+            with suppress(FileNotFoundError):  # another process was quicker
+                os.unlink(path)
+            total -= size
+        known.bytes, known.written, known.looked = total, 0, True
 
 
-def _copy(store: Store, shard: Shard, temporary: Path) -> str:
-    """Copies the object to ``temporary`` and returns the sha256 of what came."""
-    if store.size(shard.path) != shard.bytes:
-        raise DataError(
-            f"shard {store.uri}/{shard.path} has {store.size(shard.path)} bytes, the manifest says {shard.bytes}"
-        )
-    digest = hashlib.sha256()
-    with temporary.open("wb") as target:
-        for offset in range(0, shard.bytes, BLOCK):
-            block = store.read(shard.path, offset, min(BLOCK, shard.bytes - offset))
-            digest.update(block)
-            target.write(block)
-        target.flush()
-        os.fsync(target.fileno())
-    return digest.hexdigest()
+def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
+    """(time of the last use, bytes, path) of each file, those of processes that were killed included."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                stat = entry.stat()
+                yield stat.st_mtime, stat.st_size, entry.path
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        data = file.read_bytes()
+        os.utime(file)
+    except OSError:
+        return None
+    return data
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,62 +1,81 @@
-"""Samples of a prepared data set: sequences of tokens, memory-mapped."""
+"""Samples of a prepared data set."""
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_right
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_train.data.cache import ShardCache
+from elastic_train.data.cache import DEFAULT_BYTES, BatchCache, default_folder
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import Manifest, read_manifest
-from elastic_train.data.shards import MappedShard, read_blocks
+from elastic_train.data.manifest import read_manifest
+from elastic_train.data.pack_index import samples_of
+from elastic_train.data.packing import Cutting
+from elastic_train.data.reader import TokenReader
+from elastic_train.data.samples import PADDING_LABEL, Sample, document_numbers, padding
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
+    from elastic_train.config.data import DataConfig
     from elastic_train.config.operation import StorageConfig
+    from elastic_train.data.manifest import Manifest
+    from elastic_train.data.packing import Packing, Tails
+    from elastic_train.data.samples import Tokens
 
 
 class TokenDataset:
-    """The token stream of all shards, cut into samples.
+    """The tokens of all shards, cut or packed into samples of ``sequence_length`` inputs and their next tokens."""
 
-    Sample ``i`` is the tokens ``[i * T, i * T + T + 1)`` for sequence length T: inputs and, shifted by one, labels. So
-    there are ``(tokens - 1) // T`` samples and every token but a rest of less than T is predicted once.
-    """
-
-    def __init__(self, manifest: Manifest, digest: str, files: list[Path], sequence_length: int) -> None:
-        """``files`` holds the shards of ``manifest`` in order; ``digest`` is the sha256 of the manifest file."""
-        if sequence_length < 1:
-            raise DataError(f"sequence_length={sequence_length} must be at least 1")
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        digest: str,
+        cutting: Cutting,
+        cache: BatchCache,
+        numbers_documents: bool = True,
+    ) -> None:
+        """``digest``: sha256 of the manifest file. Raises as :meth:`open`."""
+        if cutting.sequence_length < 1:
+            raise DataError(f"sequence_length={cutting.sequence_length} must be at least 1")
         self.manifest = manifest
         self.digest = digest
-        self.sequence_length = sequence_length
-        self.files = files
-        self._shards = [
-            MappedShard(file, shard, manifest.dtype, manifest.batch_tokens)
-            for file, shard in zip(files, manifest.shards, strict=True)
-        ]
-        self._ends = list(accumulate(shard.tokens for shard in manifest.shards))
+        self.cutting = cutting
+        self._samples = samples_of(store, manifest, digest, cutting, cache)
+        self._numbers_documents = numbers_documents
+        self._reader = TokenReader(store, manifest, cache)
 
     @classmethod
     def open(
-        cls, uri: str, sequence_length: int, storage: StorageConfig | None = None, cache_dir: str | Path | None = None
+        cls,
+        uri: str,
+        sequence_length: int,
+        storage: StorageConfig | None = None,
+        cache_dir: str | Path | None = None,
+        *,
+        packing: Packing = "stream",
+        tails: Tails = "drop",
+        cache_bytes: int = DEFAULT_BYTES,
+        numbers_documents: bool = True,
     ) -> TokenDataset:
-        """Opens the data set in the folder ``uri`` (``storage`` has the S3 endpoint).
+        """Opens the data set in the folder ``uri`` (``storage`` has the S3 endpoint): its manifest, and no shard.
 
-        Shards in S3 are first copied to ``cache_dir`` (default ``~/.cache/elastic_train/shards``), which all processes
-        of a node share; their sha256 is checked on the way. Local shards are mapped where they are; :meth:`verify`
-        checks them.
+        Record batches of shards in S3 are fetched when they are needed, checked, and kept in ``cache_dir`` (default
+        ``~/.cache/elastic_train/data``, at most ``cache_bytes``), which all processes of a node share. Packing by
+        documents reads where they end, once per node. Without ``numbers_documents`` a cut of the stream counts as one
+        document.
         Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
         """
         store = Store.open(uri, storage)
         manifest, digest = read_manifest(store)
-        cache = ShardCache(cache_dir)
-        files = [store.local_path(shard.path) or cache.fetch(store, shard) for shard in manifest.shards]
-        return cls(manifest, digest, files, sequence_length)
+        cache = BatchCache(Path(cache_dir) if cache_dir else default_folder(), cache_bytes)
+        return cls(store, manifest, digest, Cutting(sequence_length, packing, tails), cache, numbers_documents)
+
+    @property
+    def sequence_length(self) -> int:
+        """Inputs of a sample."""
+        return self.cutting.sequence_length
 
     @property
     def vocab_size(self) -> int:
@@ -69,42 +88,66 @@ class TokenDataset:
         return self.manifest.tokenizer.eos_id
 
     def __len__(self) -> int:
-        return max(self.manifest.tokens - 1, 0) // self.sequence_length
+        return len(self._samples)
 
-    def sample(self, index: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """int64 [T + 1]; ``IndexError`` outside ``range(len(self))``."""
+    def pieces(self, index: int) -> list[tuple[int, int]]:
+        """(first input's place in the stream, number of inputs) of each run of a sample; what is left is padding."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} is outside the {len(self)} samples")
-        return self.tokens(index * self.sequence_length, self.sequence_length + 1)
+        return self._samples.sample(index)
 
-    def tokens(self, start: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        """Tokens ``[start, start + count)`` of the stream, int64 [count].
+    def sample(self, index: int) -> Sample:
+        """The sample; ``IndexError`` outside ``range(len(self))``. Inputs and labels may share memory.
 
-        Raises :class:`DataError` where one is none of the tokenizer's: it would be trained on as if it were.
+        Padding, and tokens that are not to be learned, have the label :data:`PADDING_LABEL`.
+        Raises :class:`DataError` for what is damaged, StorageError where the store does not answer.
         """
-        if start < 0 or count < 0 or start + count > self.manifest.tokens:
-            raise IndexError(f"tokens {start} to {start + count} are outside the {self.manifest.tokens} tokens")
-        out = np.empty(count, np.int64)
-        done = 0
-        number = bisect_right(self._ends, start)
-        while done < count:
-            begin = self._ends[number] - self.manifest.shards[number].tokens
-            piece = out[done : done + self._ends[number] - start - done]
-            self._shards[number].copy(start + done - begin, piece)
-            done += len(piece)
-            number += 1
-        if count and out.max() >= self.vocab_size:
-            files = ", ".join(str(file) for file in self.files[bisect_right(self._ends, start) : number])
-            raise DataError(f"{files} has the token {out.max()}, the tokenizer only {self.vocab_size}: it is damaged")
-        return out
+        pieces = self.pieces(index)
+        if pieces[0][1] == self.sequence_length:
+            inputs, labels = self._inputs_and_labels(*pieces[0])
+            return Sample(inputs, labels, self._numbered(inputs))
+        sample = padding(self.sequence_length)
+        place = number = 0
+        for start, length in pieces:
+            run = slice(place, place + length)
+            sample.input_ids[run], sample.labels[run] = self._inputs_and_labels(start, length)
+            sample.documents[run] = self._numbered(sample.input_ids[run]) + number
+            place, number = place + length, int(sample.documents[place + length - 1]) + 1
+        sample.documents[place:] = number
+        return sample
 
-    def verify(self) -> None:
-        """Hashes every shard; :class:`DataError` names the first that is not what the manifest says."""
-        for file, shard in zip(self.files, self.manifest.shards, strict=True):
-            digest = hashlib.sha256()
-            for block in read_blocks(file):
-                digest.update(block)
-            if digest.hexdigest() != shard.sha256:
-                raise DataError(
-                    f"shard {file} is damaged: sha256 {digest.hexdigest()}, the manifest says {shard.sha256}"
-                )
+    def prefetch(self, index: int) -> None:
+        """Have what a sample needs read in the background: it will be asked for soon."""
+        for start, length in self.pieces(index):
+            self._reader.prefetch(start, length + 1)
+
+    def tokens(self, start: int, count: int) -> Tokens:
+        """Tokens ``[start, start + count)`` of the stream, int64 [count]. Raises as :meth:`sample`."""
+        tokens = np.empty(count, np.int64)
+        self._reader.read(start, tokens)
+        return tokens
+
+    def _inputs_and_labels(self, start: int, length: int) -> tuple[Tokens, Tokens]:
+        tokens = np.empty(length + 1, np.int64)
+        counts = np.empty(length + 1, np.uint8) if self.manifest.labelled else None
+        self._reader.read(start, tokens, counts)
+        return tokens[:-1], tokens[1:] if counts is None else np.where(counts[1:] == 0, PADDING_LABEL, tokens[1:])
+
+    def _numbered(self, inputs: Tokens) -> Tokens:
+        """Documents of a piece: of a stream those that end in it, where anybody wants to know."""
+        if self.cutting.packing == "stream" and self._numbers_documents:
+            return document_numbers(inputs, self.eos_id)
+        return np.zeros(len(inputs), np.int64)
+
+
+def open_dataset(uri: str, config: DataConfig, storage: StorageConfig) -> TokenDataset:
+    """The data set in ``uri``, with samples as ``data`` of a job wants them. Raises as :meth:`TokenDataset.open`."""
+    return TokenDataset.open(
+        uri,
+        config.sequence_length,
+        storage,
+        packing=config.packing,
+        tails=config.tail_policy,
+        cache_bytes=config.cache_bytes,
+        numbers_documents=config.separates_documents,
+    )

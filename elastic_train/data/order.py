@@ -71,8 +71,8 @@ def _mix(key: int, value: int) -> int:
 class SampleOrder:
     """Which sample comes at which place of training, for all epochs."""
 
-    def __init__(self, num_samples: int, seed: int) -> None:
-        """``num_samples`` samples per epoch (at least 1)."""
+    def __init__(self, num_samples: int, seed: int | str) -> None:
+        """``num_samples`` samples per epoch (at least 1); any two seeds are different orders."""
         if num_samples < 1:
             raise ValueError(f"num_samples={num_samples} must be at least 1")
         self.num_samples = num_samples

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from elastic_train.data.batches import PADDING_LABEL
+from elastic_train.data.samples import PADDING_LABEL
 
 
 def summed_cross_entropy(logits_BTv: Tensor, labels_BT: Tensor, start: int, group: dist.ProcessGroup) -> Tensor:

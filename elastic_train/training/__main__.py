@@ -17,11 +17,9 @@ import torch.distributed as dist
 from elastic_train.config.errors import ConfigError
 from elastic_train.config.job import Job
 from elastic_train.config.load import load_job
-from elastic_train.data.batches import StepBatches
-from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import open_evaluation
-from elastic_train.data.order import SampleOrder
+from elastic_train.data.sources import open_training
 from elastic_train.model.hf_folder import HfFolder, check_tokenizer, open_source
 from elastic_train.planner.layouts import NoLayout, choose_for_all
 from elastic_train.storage.errors import StorageError
@@ -53,21 +51,16 @@ def main(arguments: list[str]) -> int:
 def _build(job: Job, source: HfFolder | None) -> Engine:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     choice = choose_for_all(job, world)
-    dataset = TokenDataset.open(job.data.uri, job.data.sequence_length, job.storage)
-    if dataset.vocab_size > job.model.vocab_size:
-        raise DataError(
-            f"model.vocab_size={job.model.vocab_size} must be at least {dataset.vocab_size}, as in the data"
-        )
+    data = open_training(job)
     if source is not None:
-        check_tokenizer(source, dataset.manifest.tokenizer.sha256, job.data.uri)
-    batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
-    evaluation = open_evaluation(job, dataset)
+        check_tokenizer(source, data.tokenizer_sha256, job.data.first_uri)
+    evaluation = open_evaluation(job, data.datasets[0].manifest)
     if job.hosts.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(job.hosts.threads)
     dist.init_process_group("nccl" if job.hosts.device == "cuda" else "gloo")
-    return Engine(job, choice.layout, rank, batches, evaluation)
+    return Engine(job, choice.layout, rank, data.batches, evaluation)
 
 
 def _run(engine: Engine, job: Job, source: HfFolder | None) -> None:

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.data.batches import PADDING_LABEL, slots_of
+from elastic_train.data.batches import slots_of
 from elastic_train.data.errors import DataError
+from elastic_train.data.samples import PADDING_LABEL, Slot
 from elastic_train.model.hf_folder import HfFolder
 from elastic_train.model.initialize import fill_initial
 from elastic_train.parallel.batches import MicroBatches
@@ -42,18 +43,13 @@ from elastic_train.training.optimizer import build_optimizer
 from elastic_train.training.pretrained import load_pretrained
 from elastic_train.training.schedule import learning_rate
 
-Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Input ids and labels, int64 [micro_batch, sequence_length]."""
-
 
 class Batches(Protocol):
     """Where the engine gets its samples (``data.batches.StepBatches``)."""
 
-    def slot(self, step: int, index: int) -> Samples: ...
+    def slot(self, step: int, slot: int) -> Slot: ...
 
-    def padding(self) -> Samples: ...
-
-    def documents(self, input_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+    def padding(self) -> Slot: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +219,7 @@ class Engine:
         losses: list[Tensor] = []
         valid = torch.zeros((), dtype=torch.int64, device=self._device)
         for samples in rounds(self._evaluation, self._mesh.data_rank, layout.data_ranks, self._micro_batches):
-            batches = self._to_tensors(samples, self._evaluation.documents)
+            batches = self._to_tensors(samples)
             losses += self._forward(batches)
             # Every stage and tensor rank has the labels: one of them counts.
             valid += (batches.labels_MBT != PADDING_LABEL).sum() * (place.pp == 0 and place.tp == 0)
@@ -281,15 +277,15 @@ class Engine:
         samples = [self._batches.slot(step, slot) for slot in self._slots]
         self.data_seconds = time.perf_counter() - started
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))
-        return self._to_tensors(samples, self._batches.documents)
+        return self._to_tensors(samples)
 
-    def _to_tensors(self, samples: list[Samples], documents: Callable[[npt.NDArray[np.int64]], Any]) -> MicroBatches:
-        ids, labels = (np.stack(arrays) for arrays in zip(*samples, strict=True))
+    def _to_tensors(self, slots: list[Slot]) -> MicroBatches:
+        ids, labels, documents = (np.stack(arrays) for arrays in zip(*slots, strict=True))
         self._check_tokens(ids, labels)
         input_ids_MBT, labels_MBT = (self._held(torch.from_numpy(array).to(self._device)) for array in (ids, labels))
         documents_MBS = None
-        if self._job.data.document_mask:
-            documents_MBS = torch.from_numpy(documents(ids)).to(self._device)
+        if self._job.data.separates_documents:
+            documents_MBS = torch.from_numpy(documents).to(self._device)
         return MicroBatches(input_ids_MBT, labels_MBT, documents_MBS)
 
     def _check_tokens(self, ids: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> None:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from elastic_train.config.job import Job
 from elastic_train.data.batches import slots_of
-
-Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+from elastic_train.data.samples import Slot
 
 
 class EvaluationSamples(Protocol):
@@ -19,11 +15,9 @@ class EvaluationSamples(Protocol):
 
     slots: int
 
-    def slot(self, index: int) -> Samples: ...
+    def slot(self, index: int) -> Slot: ...
 
-    def padding(self) -> Samples: ...
-
-    def documents(self, input_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+    def padding(self) -> Slot: ...
 
 
 def is_due(job: Job, step: int) -> bool:
@@ -31,7 +25,7 @@ def is_due(job: Job, step: int) -> bool:
     return job.evaluation.uri is not None and (step % job.evaluation.every_steps == 0 or step == job.training.steps)
 
 
-def rounds(samples: EvaluationSamples, data_rank: int, data_ranks: int, most: int) -> Iterator[list[Samples]]:
+def rounds(samples: EvaluationSamples, data_rank: int, data_ranks: int, most: int) -> Iterator[list[Slot]]:
     """A data rank's share in rounds of at most ``most`` micro-batches: as many on every rank, the last ones padding."""
     own = slots_of(data_rank, data_ranks, samples.slots)
     share = -(-samples.slots // data_ranks)

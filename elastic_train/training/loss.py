@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from elastic_train.config.model import ModelConfig
-from elastic_train.data.batches import PADDING_LABEL
+from elastic_train.data.samples import PADDING_LABEL
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.shard import chunk_bounds
 from elastic_train.parallel.vocabulary_loss import summed_cross_entropy

@@ -21,10 +21,12 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.order import SampleOrder
+from elastic_train.data.samples import Sample
 from elastic_train.parallel.shard import Box
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
 from elastic_train.training.state_keys import state_keys
+from tests.samples import sample_of
 from tests.training.synthetic import SyntheticBatches
 
 
@@ -100,16 +102,15 @@ class LoggedSamples:
 
     def __init__(self, job: Job) -> None:
         self.sequence_length = job.data.sequence_length
-        self.eos_id = 0
         self.taken: list[int] = []
         self._vocabulary = job.model.vocab_size
 
     def __len__(self) -> int:
         return 1000
 
-    def sample(self, index: int) -> npt.NDArray[np.int64]:
+    def sample(self, index: int) -> Sample:
         self.taken.append(index)
-        return np.random.default_rng(index).integers(0, self._vocabulary, self.sequence_length + 1)
+        return sample_of(np.random.default_rng(index).integers(0, self._vocabulary, self.sequence_length + 1))
 
 
 def batches_of(job: Job) -> tuple[StepBatches, LoggedSamples]:

@@ -105,7 +105,7 @@ WRONG_VALUES = [
     ("optimizer.betas=[0.9]", "optimizer.betas=[0.9]: must be a list of 2 values"),
     ("optimizer.betas=[0.9, 1.0]", "each a number of at least 0 and below 1"),
     ("optimizer=3", "optimizer=3: must be a mapping with the keys name, learning_rate"),
-    ("data=null", "data=null: must be a mapping with the keys uri, sequence_length"),
+    ("data=null", "data=null: must be a mapping with the keys uri, exhausted, sources, phases, sequence_length"),
     ("name=a b", "name=a b: use 1 to 63 letters"),
     ("name=3", "name=3: must be text"),
     ("model.hidden_size=66", "model: hidden_size=66 is not a multiple of num_attention_heads=4"),
@@ -239,3 +239,78 @@ def test_exact_refuses_what_it_cannot_keep_exact() -> None:
 def test_knobs_of_zero3_are_refused_elsewhere(override: str, sentence: str) -> None:
     (problem,) = problems(GOOD, "parallel.data=zero1", override)
     assert sentence in problem
+
+
+MIXTURE = """\
+name: mixed
+model: {preset: tiny}
+data:
+  sources:
+    - {name: code, uri: data/code, weight: 3}
+    - {name: prose, uri: s3://bucket/prose, weight: 1.5, exhausted: stop}
+  phases:
+    - {from_step: 50, weights: {code: 1, prose: 1}}
+  sequence_length: 32
+training: {steps: 100, global_batch: 8}
+"""
+
+
+def test_a_mixture() -> None:
+    data = parse_job(MIXTURE).data
+    assert [(source.name, source.weight, source.exhausted) for source in data.all_sources] == [
+        ("code", 3.0, "repeat"),
+        ("prose", 1.5, "stop"),
+    ]
+    assert data.phases[0].weights == {"code": 1.0, "prose": 1.0}
+    assert data.first_uri == "data/code"
+
+
+def test_one_data_set_is_a_source() -> None:
+    (source,) = parse_job(GOOD, ["data.exhausted=stop"]).data.all_sources
+    assert (source.uri, source.exhausted) == ("data", "stop")
+
+
+def test_the_default_of_tails_is_that_of_the_packing() -> None:
+    given = {"stream": "drop", "documents": "keep", "none": "keep"}
+    assert {packing: parse_job(GOOD, [f"data.packing={packing}"]).data.tail_policy for packing in given} == given
+    assert parse_job(GOOD, ["data.packing=none", "data.tails=drop"]).data.tail_policy == "drop"
+    assert parse_job(GOOD, ["data.packing=documents"]).data.separates_documents
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("data.uri=x", "data: give uri for one data set, or sources for a mixture of several"),
+        ("data.sources=[]", "data: give uri for one data set, or sources for a mixture of several"),
+        ("data.exhausted=stop", "data: exhausted=stop belongs to the sources here"),
+        ("data.sources=[{name: code, uri: a, weight: -1}]", "data.sources=[{"),
+        ("data.sources=[{name: code, uri: a, weight: 0}]", "data: the weights of the sources are all 0"),
+        (
+            "data.sources=[{name: code, uri: a, weight: 1}, {name: code, uri: b, weight: 1}]",
+            "data: sources have the name 'code' twice",
+        ),
+        (
+            "data.phases=[{from_step: 9, weights: {code: 1}}]",
+            "data: the phase from step 9 gives weights to ['code']; the sources are ['code', 'prose']",
+        ),
+        ("data.phases=[{from_step: 1, weights: {code: 1, prose: 1}}]", "data.phases=[{"),
+        (
+            "data.phases=[{from_step: 9, weights: {code: 0, prose: 0}}]",
+            "data: the phase from step 9 has no weight above 0",
+        ),
+        (
+            "data.phases=[{from_step: 9, weights: {code: 1, prose: 1}}, {from_step: 9, weights: {code: 1, prose: 1}}]",
+            "data: phases begin at steps [9, 9], which must rise",
+        ),
+        ("data.cache_size=lots", "data.cache_size=lots: must be a size such as 80GiB"),
+    ],
+)
+def test_a_mixture_that_is_none(override: str, sentence: str) -> None:
+    (problem,) = problems(MIXTURE, override)
+    assert problem.startswith(sentence)
+    assert "\n" not in problem
+
+
+def test_phases_without_sources() -> None:
+    (problem,) = problems(GOOD, "data.phases=[{from_step: 9, weights: {}}]")
+    assert problem == "data: phases change the weights of sources, and there are none"

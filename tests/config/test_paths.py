@@ -26,6 +26,13 @@ def test_the_evaluation_set_is_found_from_everywhere() -> None:
     assert job.evaluation.uri == "/base/runs/data/held"
 
 
+def test_sources_are_found_from_everywhere() -> None:
+    sources = "data.sources=[{name: a, uri: runs/a, weight: 1}, {name: b, uri: s3://b/b, weight: 1}]"
+    job = anchored(parse_job(GOOD, ["data.uri=null", sources]), Path("/base"))
+    assert [source.uri for source in job.data.all_sources] == ["/base/runs/a", "s3://b/b"]
+    assert job.data.uri is None
+
+
 def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(HOME_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)

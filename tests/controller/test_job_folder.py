@@ -51,6 +51,29 @@ def test_the_same_job_is_opened_again_and_its_record_stays(job: Job) -> None:
     assert JobFolder(other).open("digest") == first
 
 
+def test_a_job_from_before_there_was_a_choice_of_packing_is_the_same_job(job: Job) -> None:
+    record = JobFolder(job).open("digest")
+    for key in ("packing", "tails", "mixture"):
+        del record["identity"][key]
+    (folder(job) / "job.json").write_text(json.dumps(record))
+    assert JobFolder(job).open("digest") == record
+    with pytest.raises(JobMismatch, match=r"packing='none' \(there: 'stream'\)"):
+        JobFolder(changed(job, "data.packing=none")).open("digest")
+
+
+def test_another_mixture_is_another_job(job: Job) -> None:
+    def mixed(code: int, step: int) -> Job:
+        sources = f"[{{name: code, uri: a, weight: {code}}}, {{name: prose, uri: b, weight: 1}}]"
+        phases = f"[{{from_step: {step}, weights: {{code: 1, prose: 1}}}}]"
+        return changed(job, "data.uri=null", f"data.sources={sources}", f"data.phases={phases}")
+
+    JobFolder(mixed(3, 10)).open("digest")
+    JobFolder(mixed(3, 10)).open("digest")
+    for other in (job, mixed(2, 10), mixed(3, 11)):
+        with pytest.raises(JobMismatch, match="mixture="):
+            JobFolder(other).open("digest")
+
+
 def test_another_job_of_the_name_is_refused_with_its_fields_and_both_values(job: Job) -> None:
     JobFolder(job).open("digest")
     other = changed(job, "seed=2", "training.global_batch=16", "data.sequence_length=64", "model.hidden_size=32")

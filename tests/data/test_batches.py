@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from elastic_train.config.training import TrainingConfig
 from elastic_train.data.audit import audit_samples
-from elastic_train.data.batches import PADDING_LABEL, StepBatches, slots_of
+from elastic_train.data.batches import StepBatches, slots_of
 from elastic_train.data.errors import DataError
 from elastic_train.data.order import SampleOrder
+from elastic_train.data.samples import PADDING_LABEL, Sample
+from tests.samples import sample_of
 
 
 class Counting:
@@ -25,10 +27,8 @@ class Counting:
     def __len__(self) -> int:
         return self._count
 
-    eos_id = 0
-
-    def sample(self, index: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        return np.arange(index, index + 5, dtype=np.int64)
+    def sample(self, index: int) -> Sample:
+        return sample_of(np.arange(index, index + 5))
 
 
 def batches(count: int, global_batch: int, micro_batch: int = 1, seed: int = 1, steps: int = 10) -> StepBatches:
@@ -59,15 +59,15 @@ def test_slots_are_shared_out_in_order_and_evenly(data_ranks: int, slots: int) -
 
 def test_a_slot_has_inputs_and_next_tokens() -> None:
     made = batches(64, global_batch=8, micro_batch=2)
-    inputs, labels = made.slot(3, 1)
+    inputs, labels, documents = made.slot(3, 1)
     ids = made.sample_ids(3)[2:4]
-    assert inputs.dtype == labels.dtype == np.int64
+    assert inputs.dtype == labels.dtype == documents.dtype == np.int64 and documents.shape == inputs.shape
     assert inputs.tolist() == [[i, i + 1, i + 2, i + 3] for i in ids]
     assert labels.tolist() == [[i + 1, i + 2, i + 3, i + 4] for i in ids]
 
 
 def test_padding_counts_in_no_loss() -> None:
-    inputs, labels = batches(64, global_batch=8, micro_batch=2).padding()
+    inputs, labels, _ = batches(64, global_batch=8, micro_batch=2).padding()
     assert inputs.shape == labels.shape == (2, 4)
     assert not inputs.any() and (labels == PADDING_LABEL).all()
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from random import Random
 from statistics import NormalDist
 
 import pytest
 
-from elastic_train.data.order import CHUNK, WINDOW, Permutation, SampleOrder
+from elastic_train.data import order as order_module
+from elastic_train.data.order import CHUNK, ROUNDS, WINDOW, Permutation, SampleOrder
 
 
 def epoch(num_samples: int, seed: int, number: int) -> list[int]:
@@ -83,6 +85,49 @@ def test_all_orders_of_four_are_equally_likely() -> None:
     """Chi-square over the 24 orders of 4 samples (p > 1e-4)."""
     counts = Counter(tuple(epoch(4, seed, 0)) for seed in range(4800))
     assert sum((counts[order] - 200) ** 2 / 200 for order in counts) + 200 * (24 - len(counts)) < chi_square_limit(23)
+
+
+@pytest.mark.parametrize("size", [10**6 + 3, 10**9])
+def test_first_samples_of_epochs_are_uniform(size: int) -> None:
+    """Chi-square over 64 parts of the data set of the first sample of 4,000 epochs, and of a stretch of one (p > 1e-4).
+
+    A stretch of a window is of whole chunks, so its samples are not independent: one of each chunk is counted.
+    """
+    order = SampleOrder(size, 3)
+    firsts = [order.sample_id(number * size) for number in range(4000)]
+    stretch = {order.sample_id(index) // CHUNK * CHUNK for index in range(16 * WINDOW)}
+    for ids in (firsts, stretch):
+        parts = Counter(i * 64 // size for i in ids)
+        expected = len(ids) / 64
+        assert sum((parts[part] - expected) ** 2 / expected for part in range(64)) < chi_square_limit(63)
+
+
+def test_any_place_of_any_epoch_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in hashes: those of a billion samples, deep in training, are no more than those of ten thousand."""
+    hashes = 0
+
+    def counted(key: int, value: int) -> int:
+        nonlocal hashes
+        hashes += 1
+        return mix(key, value)
+
+    mix = order_module._mix
+    monkeypatch.setattr(order_module, "_mix", counted)
+    random, most = Random(1), 0
+    for size in (10**4, 10**6, 10**9):
+        order, hashes = SampleOrder(size, 1), 0
+        for _ in range(500):
+            order.sample_id(random.randrange(10**6) * size + random.randrange(size))
+        most = max(most, hashes)
+    assert most < 500 * 3 * ROUNDS * 2  # two levels and the short chunk's place, each walked twice at most on average
+
+
+def test_a_window_of_a_billion_samples_has_each_of_its_own_once() -> None:
+    order = SampleOrder(10**9, 1)
+    start = 123_456 * 10**9 + 1000 * WINDOW
+    ids = [order.sample_id(n) for n in range(start, start + WINDOW)]
+    assert len(set(ids)) == WINDOW and min(ids) >= 0 and max(ids) < 10**9
+    assert {Counter(i // CHUNK for i in ids)[chunk] for chunk in {i // CHUNK for i in ids}} == {CHUNK}
 
 
 def test_a_window_reads_few_places_and_a_batch_many() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -13,11 +12,13 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import EvaluationBatches
+from elastic_train.data.samples import Sample
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.shard import LocalShard
 from elastic_train.training.engine import Engine, StepMetrics
 from elastic_train.training.loss import TokenLoss
 from elastic_train.training.optimizer import build_optimizer
+from tests.samples import sample_of
 from tests.training.runs import Array, Piece, pieces, write
 from tests.training.synthetic import SyntheticBatches, small_job
 
@@ -87,17 +88,15 @@ def muon_beside_torch(rank: int, job: Job) -> dict[str, tuple[float, float]]:
 class NumberedSamples:
     """A data set whose samples are random and a function of their number."""
 
-    eos_id = 0
-
     def __init__(self, job: Job, count: int = 1000) -> None:
         self.sequence_length, self._vocabulary, self._count = job.data.sequence_length, job.model.vocab_size, count
 
     def __len__(self) -> int:
         return self._count
 
-    def sample(self, index: int) -> npt.NDArray[np.int64]:
+    def sample(self, index: int) -> Sample:
         random = np.random.default_rng((7, index))
-        return (random.random(self.sequence_length + 1) ** 2 * self._vocabulary).astype(np.int64)
+        return sample_of(random.random(self.sequence_length + 1) ** 2 * self._vocabulary)
 
 
 def evaluation_of(job: Job) -> EvaluationBatches:
@@ -148,7 +147,7 @@ class AsStep:
 
     def __init__(self, evaluation: EvaluationBatches) -> None:
         self._evaluation = evaluation
-        self.padding, self.documents = evaluation.padding, evaluation.documents
+        self.padding = evaluation.padding
 
     def slot(self, step: int, index: int) -> Any:
         return self._evaluation.slot(index) if index < self._evaluation.slots else self.padding()

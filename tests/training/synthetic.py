@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic_train.config.job import Job
-
-Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+from elastic_train.data.samples import Slot, document_numbers
 
 
 class SyntheticBatches:
@@ -45,26 +44,25 @@ class SyntheticBatches:
         batch = self._job.training.global_batch
         return list(range((step - 1) * batch, step * batch))
 
-    def slot(self, step: int, index: int) -> Samples:
+    def slot(self, step: int, index: int) -> Slot:
         size = self._job.training.micro_batch
         rows = [self._row(step, index * size + row) for row in range(size)]
         ids, labels = (np.stack(arrays) for arrays in zip(*rows, strict=True))
-        return ids, labels
+        return Slot(ids, labels, self._documents(ids))
 
-    def padding(self) -> Samples:
+    def padding(self) -> Slot:
         shape = (self._job.training.micro_batch, self._job.data.sequence_length)
-        return np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
+        ids = np.zeros(shape, dtype=np.int64)
+        return Slot(ids, np.full(shape, -100, dtype=np.int64), self._documents(ids))
 
-    def documents(self, input_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _documents(self, input_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """A document ends at each token 0, as often as the skew of the tokens makes it, or as ``lengths`` says."""
         if self._lengths is not None:
             numbers = np.repeat(np.arange(len(self._lengths)), self._lengths)
             return np.broadcast_to(numbers, input_ids.shape).copy()
-        ends = np.zeros_like(input_ids)
-        ends[..., 1:] = input_ids[..., :-1] == 0
-        return ends.cumsum(axis=-1)
+        return document_numbers(input_ids, 0)
 
-    def _row(self, step: int, row: int) -> Samples:
+    def _row(self, step: int, row: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         random = np.random.default_rng((step, row))
         # Skewed towards small ids: there is something to learn, so the loss moves.
         tokens = (random.random(self._job.data.sequence_length + 1) ** 2 * self._below).astype(np.int64)

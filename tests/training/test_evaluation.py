@@ -208,7 +208,7 @@ def test_rounds_have_as_many_micro_batches_on_every_rank() -> None:
     shares = [list(rounds(samples, rank, 3, most=1)) for rank in range(3)]
     assert [[len(loaded) for loaded in share] for share in shares] == [[1, 1]] * 3
     first = [share[turn][0][0][row][0] for share in shares for turn in range(2) for row in range(2)]
-    expected = [NumberedSamples(job()).sample(index)[0] for index in range(7)]
+    expected = [NumberedSamples(job()).sample(index).input_ids[0] for index in range(7)]
     # Rank 0: samples 0 to 3; rank 1: 4 and 5; rank 2: 6, and a row of padding.
     assert first == [*expected[:4], *expected[4:6], 0, 0, expected[6], 0, 0, 0]
     assert (shares[2][0][0][1][1] == -100).all() and (shares[1][1][0][1] == -100).all()

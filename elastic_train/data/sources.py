@@ -1,0 +1,188 @@
+"""What a job trains on: its data set, or the mixture of several, and why they may not do."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from elastic_train.data.batches import StepBatches
+from elastic_train.data.dataset import open_dataset
+from elastic_train.data.errors import DataError
+from elastic_train.data.evaluation import unfit_for_evaluation
+from elastic_train.data.mixture import MixedOrder, Mixture
+from elastic_train.data.order import SampleOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from elastic_train.config.data import SourceConfig
+    from elastic_train.config.job import Job
+    from elastic_train.data.dataset import TokenDataset
+    from elastic_train.data.samples import Sample
+
+
+class JoinedDatasets:
+    """Samples of several data sets, one data set's after those of the ones before."""
+
+    def __init__(self, datasets: Sequence[TokenDataset]) -> None:
+        self._datasets = datasets
+        self._ends = list(accumulate(len(dataset) for dataset in datasets))
+        self.sequence_length = datasets[0].sequence_length
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def sample(self, index: int) -> Sample:
+        """As of :class:`~elastic_train.data.dataset.TokenDataset`."""
+        dataset, own = self._own(index)
+        return dataset.sample(own)
+
+    def prefetch(self, index: int) -> None:
+        """As of :class:`~elastic_train.data.dataset.TokenDataset`."""
+        dataset, own = self._own(index)
+        dataset.prefetch(own)
+
+    def _own(self, index: int) -> tuple[TokenDataset, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} is outside the {len(self)} samples")
+        number = bisect_right(self._ends, index)
+        return self._datasets[number], index - (self._ends[number] - len(self._datasets[number]))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """``digest`` covers the manifests of all data sets; of one it is its manifest's sha256."""
+
+    datasets: tuple[TokenDataset, ...]
+    order: MixedOrder
+    batches: StepBatches
+    digest: str
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        """Of the tokenizer that all data sets have."""
+        return self.datasets[0].manifest.tokenizer.sha256
+
+
+def open_training(job: Job) -> TrainingData:
+    """Open the job's data: manifests, and no shard.
+
+    Raises:
+        DataError: there is none, or it does not fit the job (each reason a sentence).
+        StorageError: the store does not answer.
+    """
+    datasets = _open(job)
+    problems = [*_problems(job, datasets)]
+    if problems:
+        raise DataError("; ".join(problems))
+    order = _order(job, datasets)
+    batches = StepBatches(JoinedDatasets(datasets), order, job.training, job.data.prefetch_steps)
+    return TrainingData(datasets, order, batches, _digest(job, datasets))
+
+
+def data_problems(job: Job) -> list[str]:
+    """Why the job cannot be trained and evaluated on its data, one sentence each; empty when it can.
+
+    Raises as :func:`open_training` where there is no data set.
+    """
+    datasets = _open(job)
+    return [*_problems(job, datasets), *unfit_for_evaluation(job, datasets[0].manifest)]
+
+
+def _open(job: Job) -> tuple[TokenDataset, ...]:
+    return tuple(open_dataset(source.uri, job.data, job.storage) for source in job.data.all_sources)
+
+
+def _order(job: Job, datasets: Sequence[TokenDataset]) -> MixedOrder:
+    if job.data.uri is not None:
+        return MixedOrder(_mixture(job), [SampleOrder(len(datasets[0]), job.seed)])
+    orders = [
+        SampleOrder(len(dataset), f"{job.seed} {source.name}")
+        for source, dataset in zip(job.data.sources, datasets, strict=True)
+    ]
+    return MixedOrder(_mixture(job), orders)
+
+
+def _mixture(job: Job) -> Mixture:
+    """Raises ValueError for a weight that is too small."""
+    sources = job.data.all_sources
+    weights = [(0, [source.weight for source in sources])]
+    for phase in job.data.phases:
+        start = (phase.from_step - 1) * job.training.global_batch
+        weights.append((start, [phase.weights[source.name] for source in sources]))
+    return Mixture(weights, job.seed)
+
+
+def _digest(job: Job, datasets: Sequence[TokenDataset]) -> str:
+    if job.data.uri is not None:
+        return datasets[0].digest
+    lines = [f"{source.name} {dataset.digest}\n" for source, dataset in zip(job.data.sources, datasets, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _problems(job: Job, datasets: Sequence[TokenDataset]) -> Iterator[str]:
+    length, batch = job.data.sequence_length, job.training.global_batch
+    samples = sum(len(dataset) for dataset in datasets)
+    if samples < batch:
+        where = f"data.uri={job.data.uri}" if job.data.uri is not None else "data.sources"
+        yield (
+            f"{where}: {samples} sequences of {length} tokens are fewer than training.global_batch={batch}; "
+            "use more text, a shorter data.sequence_length or a smaller training.global_batch"
+        )
+    for source, dataset in zip(job.data.all_sources, datasets, strict=True):
+        yield from _problems_of(job, _named(job, source), dataset, datasets[0])
+    documents = sum(dataset.manifest.documents for dataset in datasets)
+    if job.data.separates_documents and documents < 2:
+        field = "data.document_mask=true" if job.data.document_mask else "data.packing=documents"
+        yield (
+            f"{field}: {_named(job, job.data.all_sources[0])} holds {documents} document: there is nothing "
+            "to mask; prepare it from a file per document, or leave it out"
+        )
+    if all(len(dataset) for dataset in datasets):
+        yield from _mixture_problems(job, datasets)
+
+
+def _named(job: Job, source: SourceConfig) -> str:
+    return f"data.uri={source.uri}" if job.data.uri is not None else f"source {source.name} ({source.uri})"
+
+
+def _problems_of(job: Job, name: str, dataset: TokenDataset, first: TokenDataset) -> Iterator[str]:
+    vocabulary, theirs = dataset.vocab_size, dataset.manifest.tokenizer.sha256
+    if vocabulary > job.model.vocab_size:
+        yield f"model.vocab_size={job.model.vocab_size}: must be at least {vocabulary}, the vocabulary of {name}"
+    if theirs != first.manifest.tokenizer.sha256:
+        yield (
+            f"{name}: its tokenizer ({vocabulary} entries) is another one than that of source "
+            f"{job.data.all_sources[0].name} ({first.vocab_size} entries); prepare it with --tokenizer"
+        )
+    if job.data.sources and not len(dataset):
+        yield f"{name}: gives no sequence of {job.data.sequence_length} tokens; use more text, or leave it out"
+
+
+def _mixture_problems(job: Job, datasets: Sequence[TokenDataset]) -> Iterator[str]:
+    """Weights that are too small, and sources that are to stop and would."""
+    try:
+        mixture = _mixture(job)
+    except ValueError as error:
+        yield f"data.sources: {error}; use a larger weight, or leave the source out"
+        return
+    for number, (source, dataset) in enumerate(zip(job.data.all_sources, datasets, strict=True)):
+        last = _last_step(mixture, number, len(dataset), job) if source.exhausted == "stop" else None
+        if last is not None:
+            yield (
+                f"{_named(job, source)}: exhausted=stop, and its {len(dataset)} samples end in step {last} of "
+                f"training.steps={job.training.steps}; use fewer steps, a smaller weight, more text, or repeat"
+            )
+
+
+def _last_step(mixture: Mixture, source: int, samples: int, job: Job) -> int | None:
+    """The step in which a source of so many samples has no more; None if they are enough."""
+
+    def lacks(step: int) -> bool:
+        return mixture.used(source, step * job.training.global_batch) > samples
+
+    steps = range(1, job.training.steps + 1)
+    return steps[bisect_left(steps, True, key=lacks)] if lacks(steps[-1]) else None
