@@ -104,7 +104,7 @@ def _open(uri: str, sequence_length: int, packing: str, tails: str | None, endpo
     for name, value in (("packing", packing), ("tails", tails)):
         if value not in accepted[name]:
             raise UserError(f"--{name} {value}: must be {' or '.join(filter(None, accepted[name]))}")
-    settings: dict[str, Any] = {"packing": packing, "tails": tails}
+    settings: dict[str, Any] = {"packing": packing, "tails": tails, "document_mask": True}
     config = DataConfig(uri=uri, sequence_length=sequence_length, **settings)
     return open_dataset(uri, config, storage_of(uri, endpoint_url) or StorageConfig())
 

@@ -12,7 +12,7 @@ from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import EvaluationBatches, open_evaluation, unfit_for_evaluation
 from elastic_train.data.given import given_tokenizer
-from elastic_train.data.manifest import read_manifest
+from elastic_train.data.manifest import Manifest, read_manifest
 from elastic_train.data.prepare import prepare
 from elastic_train.storage.store import Store
 from tests.config.job_files import GOOD
