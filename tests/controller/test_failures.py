@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from elastic_train.controller.finished_steps import FinishedSteps
-from elastic_train.data.batches import StepBatches
-from elastic_train.data.dataset import TokenDataset
-from elastic_train.data.order import SampleOrder
-from tests.jobs import assert_same_curve, make_job
+from elastic_train.data.corpus import open_corpus
+from elastic_train.data.prepare import prepare
+from elastic_train.data.sources import open_training
+from tests.jobs import VOCABULARY, assert_same_curve, make_job
 from tests.local_job import LocalJob, alive
 
 pytestmark = pytest.mark.slow
@@ -131,21 +129,21 @@ def test_a_job_whose_every_step_is_bad_ends(corpus: Path, tmp_path: Path) -> Non
 def test_row_that_cannot_be_used_ends_the_job_with_rank_step_and_traceback(
     corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:  # FA-02 (b), FA-08
-    shutil.copytree(corpus, tmp_path / "data")
+    """The second half of the row is a record batch, which no other row needs; one of its bits is flipped."""
+    prepare(open_corpus(str(corpus.parent / "texts")), str(tmp_path / "data"), VOCABULARY, batch_tokens=16)
     job = make_job(tmp_path / "data", tmp_path, "row", "hosts.max=2", "parallel.pp=1")
-    dataset = TokenDataset.open(job.data.uri, job.data.sequence_length, job.storage)
-    batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
-    row = batches.slot(6, 5)[0][0].astype(np.uint16).tobytes()  # of rank 1 of 2
-    (shard,) = [file for file in dataset.files if row in file.read_bytes()]
-    content = shard.read_bytes()
-    assert content.count(row) == 1
-    shard.write_bytes(content.replace(row, row[:10] + b"\xff\xff" + row[12:]))
+    data = open_training(job)
+    batch = 2 * data.batches.sample_ids(6)[5] + 1  # of rank 1 of 2
+    (shard,) = data.datasets[0].manifest.shards
+    content = bytearray((tmp_path / "data" / shard.path).read_bytes())
+    content[sum(shard.batches[batch]) - 1] ^= 1
+    (tmp_path / "data" / shard.path).write_bytes(content)
     with LocalJob(job) as run:
         run.start_hosts("ab")
         status = run.finish()
         assert status["state"] == "failed"
         assert "rank 1, step 6" in status["message"] and "3 times in a row" in status["message"]
-        assert "has the token 65535" in status["message"]
+        assert f"{shard.path} is damaged: batch {batch} (bytes {shard.batches[batch][0]} to " in status["message"]
         assert "DataError" in status["traceback"]
         assert_same_curve(run.lines("steps"), reference[:5])
         assert [e["cause"] for e in run.lines("ledger") if e["event"] == "trouble"] == ["exception"] * 3
