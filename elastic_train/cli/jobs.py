@@ -52,10 +52,15 @@ def _admit(words: list[str] | None, config: str | None) -> Job:
 
 def validate(words: Words = None, config: Config = None) -> None:
     """Check a job file and print the resolved job, its layouts and its batch arithmetic. Launches nothing."""
-    from elastic_train.cli.report import resolved
-
     job = _admit(words, config)
     check_source(job)
+    _print_resolved(job)
+
+
+def _print_resolved(job: Job) -> None:
+    """Raises ConfigError when the job cannot be trained on its data."""
+    from elastic_train.cli.report import resolved
+
     not_checked = check_data(job)
     typer.echo(resolved(job), nl=False)
     if not_checked:
@@ -88,9 +93,7 @@ def train(
     job = _admit(words, config)
     check_source(job)
     if dry_run:
-        from elastic_train.cli.report import resolved
-
-        typer.echo(resolved(job), nl=False)
+        _print_resolved(job)
         return
     raise typer.Exit(follow(job, address))
 
