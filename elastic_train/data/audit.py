@@ -1,57 +1,190 @@
-"""Proof from the step log that every sample was used exactly once per epoch."""
+"""Proof from the step log that every step was trained on its own samples, all of them, once.
+
+A line of ``steps.jsonl`` says which slots were computed (``slots``, told by the ranks that computed them) and what was
+in them (``batch``, the digest of ``consumed``, which ranks make of the very arrays that they train on). The audit
+makes both anew from the data sets and the job's settings, and follows the samples through their epochs.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from elastic_train.data.consumed import batch_digest
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from elastic_train.data.batches import StepBatches
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One departure: ``gap`` (something is missing), ``repeat`` (used twice) or ``foreign`` (no such sample)."""
+    """One departure.
 
-    kind: Literal["gap", "repeat", "foreign"]
+    ``gap``: something is missing; ``repeat``: it was used twice; ``foreign``: there is no such sample; ``differs``: a
+    step was trained on other samples, or on other bytes, than the order and the data sets give.
+    """
+
+    kind: Literal["gap", "repeat", "foreign", "differs"]
     message: str
 
 
-def audit_samples(lines: Iterable[dict[str, Any]], num_samples: int) -> list[Problem]:
-    """Problems in the ``samples`` of ``steps.jsonl`` lines, [] when there are none.
+@dataclass(slots=True)
+class Audit:
+    """What was looked at, and what is wrong. ``steps_compared``: those whose bytes were made anew."""
 
-    A step that was rolled back and done again counts once: its last line does. Of an unfinished epoch only repeats
-    can be told.
+    steps: int = 0
+    steps_compared: int = 0
+    samples: int = 0
+    epochs: list[float] = field(default_factory=list)
+    """how often the samples of each source were used"""
+    problems: list[Problem] = field(default_factory=list)
+
+
+class Epochs:
+    """Follows the samples of one source: in each epoch every one of them must come once.
+
+    Args:
+        name: of the source, for messages; "" when it is the only one.
+    """
+
+    def __init__(self, num_samples: int, name: str = "") -> None:
+        self._seen = np.zeros(num_samples, np.uint8)
+        self._used = 0
+        self._where = f"source {name}, " if name else ""
+        self.problems: list[Problem] = []
+
+    def use(self, sample: int) -> None:
+        """The source's next sample."""
+        if 0 <= sample < len(self._seen):
+            self._seen[sample] += self._seen[sample] < 255
+        else:
+            self._tell("foreign", f"sample {sample} is none of the {len(self._seen)} samples")
+        self._used += 1
+        if self._used % len(self._seen) == 0:
+            self._check(whole=True)
+            self._seen[:] = 0
+
+    def end(self) -> float:
+        """There are no more; returns how many epochs there were. Of an unfinished one only repeats can be told."""
+        if self._used % len(self._seen):
+            self._check(whole=False)
+        return self._used / len(self._seen)
+
+    def _check(self, *, whole: bool) -> None:
+        for sample in np.flatnonzero(self._seen > 1):
+            self._tell("repeat", f"sample {sample} was used {self._seen[sample]} times", ended=whole)
+        for sample in np.flatnonzero(self._seen == 0) if whole else ():
+            self._tell("gap", f"sample {sample} was never used", ended=True)
+
+    def _tell(self, kind: Literal["gap", "repeat", "foreign"], message: str, *, ended: bool = False) -> None:
+        epoch = (self._used - ended) // len(self._seen)
+        self.problems.append(Problem(kind, f"{self._where}epoch {epoch}: {message}"))
+
+
+def audit_samples(lines: Iterable[dict[str, Any]], num_samples: int) -> list[Problem]:
+    """Problems in the ``samples`` of ``steps.jsonl`` lines of one data set, [] when there are none.
+
+    A step that was rolled back and done again counts once: its last line does.
     """
     steps = {line["step"]: line for line in lines}
     problems: list[Problem] = []
-    trace: list[int] = []
+    epochs = Epochs(num_samples)
     for step in range(1, max(steps, default=0) + 1):
         if step not in steps:
             problems.append(Problem("gap", f"step {step} is missing"))
         elif "samples" not in steps[step]:
             problems.append(Problem("gap", f"step {step} has no samples; they are logged with log.samples: true"))
-        else:
-            trace += steps[step]["samples"]
-    if problems:
-        return problems  # epochs cannot be told apart in a trace with holes
-    for start in range(0, len(trace), num_samples):
-        problems += _audit_epoch(start // num_samples, trace[start : start + num_samples], num_samples)
+        for sample in steps.get(step, {}).get("samples", ()):
+            epochs.use(sample)
+    if not problems:  # else epochs cannot be told apart: the trace has holes
+        epochs.end()
+        problems = epochs.problems
     return problems
 
 
-def _audit_epoch(epoch: int, ids: list[int], num_samples: int) -> list[Problem]:
-    counts = Counter(ids)
-    problems = [
-        Problem("repeat", f"epoch {epoch}: sample {i} was used {n} times") for i, n in sorted(counts.items()) if n > 1
-    ]
-    problems += [
-        Problem("foreign", f"epoch {epoch}: sample {i} is none of the {num_samples} samples")
-        for i in sorted(counts)
-        if not 0 <= i < num_samples
-    ]
-    if len(ids) == num_samples:
-        missing = sorted(set(range(num_samples)) - counts.keys())
-        problems += [Problem("gap", f"epoch {epoch}: sample {i} was never used") for i in missing]
+def audit_steps(
+    lines: Iterable[dict[str, Any]],
+    batches: StepBatches,
+    sources: Sequence[tuple[str, int]],
+    *,
+    compare_bytes: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Audit:
+    """Compare the lines of ``steps.jsonl`` with what ``batches`` give.
+
+    Args:
+        sources: name and number of samples of each data set, in the order of the ids.
+        compare_bytes: make every step's arrays anew, which reads all the data that was used.
+        progress: called with (steps done, steps in all).
+
+    Raises:
+        DataError, StorageError: the data sets cannot be read.
+    """
+    steps = {line["step"]: line for line in lines}
+    ends = list(accumulate(size for _, size in sources))
+    epochs = [Epochs(size, name if len(sources) > 1 else "") for name, size in sources]
+    audit = Audit()
+    for step in range(1, (last := max(steps, default=0)) + 1):
+        line = steps.get(step)
+        ids = _audit_step(audit, step, line, batches, compare_bytes=compare_bytes)
+        for sample in ids if line is not None else ():
+            source = min(bisect_right(ends, sample), len(ends) - 1)
+            epochs[source].use(sample - ends[source] + sources[source][1])
+        progress(step, last)
+    if not any(problem.message.endswith("is missing") for problem in audit.problems):
+        audit.epochs = [used.end() for used in epochs]
+        audit.problems += [problem for used in epochs for problem in used.problems]
+    return audit
+
+
+def _audit_step(
+    audit: Audit, step: int, line: dict[str, Any] | None, batches: StepBatches, *, compare_bytes: bool
+) -> list[int]:
+    """Adds what is wrong with one step; returns the samples that it was trained on, by the log if that has them."""
+    if line is None:
+        audit.problems.append(Problem("gap", f"step {step} is missing"))
+        return []
+    audit.steps += 1
+    ordered = batches.sample_ids(step)
+    ids: list[int] = line.get("samples", ordered)
+    audit.samples += len(ids)
+    if ids != ordered:
+        place = next((n for n, pair in enumerate(zip(ids, ordered, strict=False)) if pair[0] != pair[1]), None)
+        detail = f"{len(ids)} samples instead of {len(ordered)}"
+        if place is not None:
+            detail = f"sample {ids[place]} at place {place} instead of {ordered[place]}"
+        audit.problems.append(Problem("differs", f"step {step}: {detail}"))
+    if (slots := line.get("slots")) is None:
+        audit.problems.append(Problem("gap", f"step {step} does not say which slots were computed"))
+        return ids
+    audit.problems += _audit_slots(step, slots, batches.slots)
+    if compare_bytes:
+        audit.steps_compared += 1
+        numbers = range(batches.slots)
+        expected = batch_digest(numbers, [batches.slot(step, slot) for slot in numbers])
+        if line.get("batch") != expected:
+            detail = f"batch {line.get('batch')}; the data sets give {expected}"
+            audit.problems.append(Problem("differs", f"step {step}: trained on other bytes: {detail}"))
+    return ids
+
+
+def _audit_slots(step: int, ranges: Iterable[Sequence[int]], slots: int) -> list[Problem]:
+    counts = [0] * slots
+    problems = []
+    for first, end in ranges:
+        for slot in range(first, end):
+            if slot < slots:
+                counts[slot] += 1
+            else:
+                problems.append(Problem("foreign", f"step {step}: slot {slot} is none of its {slots} slots"))
+    for slot, count in enumerate(counts):
+        if count == 0:
+            problems.append(Problem("gap", f"step {step}: slot {slot} was computed by no rank"))
+        elif count > 1:
+            problems.append(Problem("repeat", f"step {step}: slot {slot} was computed {count} times"))
     return problems
