@@ -184,7 +184,7 @@ class Simulation:
         assert generation is not None
         said = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "valid_tokens": 8, "seconds": 1.0, "eval_seconds": 0.0}
         said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0, "cpu_seconds": 0.0}
-        said |= {"own_seconds": 0.5, "cpu_wait_seconds": 0.1}
+        said |= {"own_seconds": 0.5, "cpu_wait_seconds": 0.1, "slots": [0, 1], "batch": f"{1:016x}"}
         for rank, host in enumerate(generation.members):
             about = {"generation": generation.number, "rank": rank}
             copies = [partner.node for partner in generation.partners[rank]]

@@ -55,7 +55,8 @@ def assert_same_curve(
     """Every step once, in order, with the reference's samples, loss and gradient norm. Tolerances are relative."""
     assert [line["step"] for line in lines] == [line["step"] for line in reference]
     for line, expected in zip(lines, reference, strict=True):
-        assert line["samples"] == expected["samples"], f"step {line['step']}"
+        for field in ("samples", "slots", "batch"):
+            assert line[field] == expected[field], f"step {line['step']}: {field}"
         assert line["lr"] == expected["lr"]
         assert line["valid_tokens"] == expected["valid_tokens"]
         of_norm = tolerance if norm_tolerance is None else norm_tolerance

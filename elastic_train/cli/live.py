@@ -21,14 +21,16 @@ from rich.text import Text
 from elastic_train.controller.time_account import largest_causes
 
 Status = Mapping[str, Any]
-"""Keys, all optional: state, step, steps, loss, tokens_per_second, generation, layout, hosts, spares,
-last_events, time (the time account)."""
+"""Keys, all optional: state, step, steps, loss, tokens_per_second, seconds, data_seconds, generation, layout, hosts,
+spares, last_events, time (the time account)."""
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
 EVENTS_SHOWN = 6
 CAUSES_SHOWN = 4
 """Of what keeps hosts from useful work, the largest."""
+LEAST_DATA_WAIT = 1.0
+"""Percent of a step; less is not worth a word."""
 LONGEST_VALUE = 80
 NODE_ID = re.compile(r"[0-9a-f]{40,}")
 """Ray's node ids; eight digits tell them apart."""
@@ -128,7 +130,8 @@ class LiveView:
         row.add_column(justify="right")
         bar = ProgressBar(total=steps or None, completed=step, pulse=not steps)
         rate = self._status.get("tokens_per_second")
-        row.add_row(f"step {step}/{steps or '?'}", bar, f"{rate:,.0f} tokens/s" if rate else "")
+        wait = f", {share:.0f} % data wait" if (share := _data_wait(self._status)) >= LEAST_DATA_WAIT else ""
+        row.add_row(f"step {step}/{steps or '?'}", bar, f"{rate:,.0f} tokens/s{wait}" if rate else "")
         return row
 
     def _curve(self) -> RenderableType:
@@ -157,6 +160,12 @@ class LiveView:
         rest = Text(largest_causes(account, CAUSES_SHOWN), "dim")
         row.add_row(f"goodput {100 * account['goodput']:.1f} %", rest, f"{account['host_seconds']:,.0f} host-seconds")
         return row
+
+
+def _data_wait(status: Status) -> float:
+    """Percent of the last step in which it waited for its samples."""
+    seconds = status.get("seconds")
+    return 100 * (status.get("data_seconds") or 0.0) / seconds if seconds else 0.0
 
 
 def _has_time(status: Status) -> bool:
@@ -232,6 +241,8 @@ def _facts(name: str, status: Status) -> list[str]:
         facts.append(f"loss {status['loss']:.4f}")
     if status.get("tokens_per_second"):
         facts.append(f"{status['tokens_per_second']:,.0f} tokens/s")
+    if (share := _data_wait(status)) >= LEAST_DATA_WAIT:
+        facts.append(f"{share:.0f} % data wait")
     if _has_time(status):
         facts.append(f"goodput {100 * status['time']['goodput']:.1f} %")
     if status.get("generation"):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from elastic_train.config.layout import Layout
 from elastic_train.controller.formation import Formation
 from elastic_train.controller.inventory import SnapshotSet
 from elastic_train.controller.wire import Connection, Message
+from elastic_train.data.consumed import add_digests, covered
 
 if TYPE_CHECKING:
     from elastic_train.controller.restore_plan import RestorePlan
@@ -243,7 +244,18 @@ def step_line(generation: Generation, step: int, samples: list[int] | None) -> d
     line["snapshot_seconds"] = max(message["snapshot_seconds"] for message in said.values())
     line["stall_seconds"] = max(message["stall_seconds"] for message in said.values())
     line["data_seconds"] = max(message["data_seconds"] for message in said.values())
+    line |= _consumed(generation.layout, said)
     line |= {"generation": generation.number, "layout": str(generation.layout), "time": time.time()}
     if samples is not None:
         line["samples"] = samples
     return line
+
+
+def _consumed(layout: Layout, said: Mapping[int, Message]) -> dict[str, Any]:
+    """What the step was trained on, by the word of the first rank of each data rank: all of its ranks read the same."""
+    firsts = (layout.first_rank(data_rank) for data_rank in range(layout.data_ranks))
+    told = [said[rank] for rank in firsts]
+    return {
+        "slots": covered(message["slots"] for message in told),
+        "batch": add_digests(message["batch"] for message in told),
+    }

@@ -16,8 +16,8 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
     """A snapshot of the coordinator.
 
     ``step`` is the newest finished step, ``loss``/``lr``/``grad_norm`` are its values, ``seconds`` its duration,
-    ``tokens_per_second`` follows from them. ``hosts`` has one entry per connected host. ``time`` is the time account of
-    this run (``TimeAccount.report``).
+    ``data_seconds`` how long it waited for its samples; ``tokens_per_second`` follows from them. ``hosts`` has one
+    entry per connected host. ``time`` is the time account of this run (``TimeAccount.report``).
     """
     run = coordinator.run
     generation, line = run.generation, run.log.last_line
@@ -35,7 +35,7 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
         "last_events": [event for event in events[-50:] if event["event"] not in _COUNTS][-10:],
     }
     status["time"] = run.time.report()
-    status |= {key: line.get(key) for key in ("loss", "grad_norm", "lr", "seconds")}
+    status |= {key: line.get(key) for key in ("loss", "grad_norm", "lr", "seconds", "data_seconds")}
     if line:
         status["tokens_per_second"] = line["valid_tokens"] / line["seconds"]
     return status

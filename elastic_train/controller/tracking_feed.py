@@ -13,7 +13,7 @@ from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.tracker import Tracker, tracking_uri
 
 _STATUS: dict[str, Literal["FINISHED", "FAILED", "KILLED"]] = {"finished": "FINISHED", "failed": "FAILED"}
-_METRICS = ("loss", "grad_norm", "lr", "seconds", "valid_tokens", "snapshot_seconds", "stall_seconds")
+_METRICS = ("loss", "grad_norm", "lr", "seconds", "valid_tokens", "snapshot_seconds", "stall_seconds", "data_seconds")
 _EVALUATION = ("eval_loss", "eval_loss_ema", "eval_seconds")
 """Only on the steps after which an evaluation was due."""
 

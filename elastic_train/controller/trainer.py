@@ -172,6 +172,8 @@ class Trainer:
             "cpu_wait_seconds": cpu_wait,
             "stall_seconds": self._stalled,
             "data_seconds": engine.data_seconds,
+            "slots": [engine.slots.start, engine.slots.stop],
+            "batch": engine.batch_digest,
         }
         if metrics.skipped is not None:
             message["skipped"] = metrics.skipped

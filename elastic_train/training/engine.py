@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import slots_of
+from elastic_train.data.consumed import batch_digest
 from elastic_train.data.errors import DataError
 from elastic_train.data.samples import PADDING_LABEL, Slot
 from elastic_train.model.hf_folder import HfFolder
@@ -108,6 +109,8 @@ class Engine:
         """called before a step changes anything in ``state``: until then whoever copies it has time"""
         self.data_seconds = 0.0
         """How long the last step fetched its samples."""
+        self.batch_digest = ""
+        """Of the slots that this rank's data rank was given in the last step (``data.consumed``)."""
         self.judge: Callable[[int, float, float], str | None] = _judge_finite
         """called with step, loss and gradient norm before the update: says why there must be none, or None"""
         self.evaluation_seconds = 0.0
@@ -127,7 +130,8 @@ class Engine:
             weights = {name: shard.tensor for name, shard in self._data.shards.items()}
             self._average = AveragedWeights(weights, job.training.ema_decay)
         self._copies = {name: self._replicas(name) for name in self._data.shards}
-        self._slots = slots_of(self._mesh.data_rank, layout.data_ranks, job.training.slots)
+        self.slots = slots_of(self._mesh.data_rank, layout.data_ranks, job.training.slots)
+        """those of each step that this rank's data rank computes"""
         self._micro_batches = micro_batches_per_rank(job, layout)
         self._loss = build_loss(job.model, self._mesh)
         self._pipeline = self._build_pipeline() if layout.pp > 1 else None
@@ -189,7 +193,7 @@ class Engine:
         self._loss.valid_tokens = self._count_valid(batches.labels_MBT)
         self._data.start_step()
         if self._exact is not None:
-            self._exact.start_step(len(self._slots))
+            self._exact.start_step(len(self.slots))
         losses = self._pipeline.run(batches) if self._pipeline is not None else self._run_micro_batches(batches)
         gradients = self._gradients()
         loss, norm = self._reduce(losses, gradients)
@@ -274,8 +278,9 @@ class Engine:
     def _load(self, step: int) -> MicroBatches:
         """This rank's tokens of its data rank's slots; missing slots are padding."""
         started = time.perf_counter()
-        samples = [self._batches.slot(step, slot) for slot in self._slots]
+        samples = [self._batches.slot(step, slot) for slot in self.slots]
         self.data_seconds = time.perf_counter() - started
+        self.batch_digest = batch_digest(self.slots, samples)
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))
         return self._to_tensors(samples)
 
@@ -320,9 +325,7 @@ class Engine:
         """Loss of the step and global gradient norm, in one collective over all ranks."""
         if self._exact is not None:
             count, invalid = self._job.training.slots, self._exact.out_of_range
-            return reduce_exactly(
-                losses, self._slots, gradients, self._copies, self._mesh, count=count, invalid=invalid
-            )
+            return reduce_exactly(losses, self.slots, gradients, self._copies, self._mesh, count=count, invalid=invalid)
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         sums[0] = self._sum_of(losses)
         sums[1] = squared_norm(gradients, self._copies)

@@ -115,7 +115,7 @@ def test_the_order_depends_on_the_hosts_only_and_keeps_nodes_together(nodes: str
 
 def told(step: int, **changes: float) -> dict:
     values = {"loss": 2.5, "grad_norm": 0.75, "lr": 1e-3, "valid_tokens": 256, "buffer": 1, "image": "x"}
-    values |= {"stall_seconds": 0.0, "data_seconds": 0.0}
+    values |= {"stall_seconds": 0.0, "data_seconds": 0.0, "slots": [0, 8], "batch": "00000000000000ff"}
     return {"type": "stepped", "step": step, "seconds": 1.0, "snapshot_seconds": 0.1} | (values | changes)
 
 
@@ -137,11 +137,26 @@ def test_step_line() -> None:
         "snapshot_seconds": 0.3,
         "stall_seconds": 0.5,
         "data_seconds": 0.25,
+        "slots": [[0, 8]],
+        "batch": "00000000000000ff",  # of one of the two ranks, which read the same
         "generation": 3,
         "layout": "pp2",
         "samples": [4, 1],
     }
     assert "samples" not in step_line(generation, 7, None)
+
+
+def test_step_line_adds_up_what_the_data_ranks_were_given() -> None:
+    layout = Layout(dp_shard=3, tp=2)
+    generation = Generation(1, layout, hosts("aabbcc"), [[]] * 6, 0, Trouble("start", ""))
+    slots = [[0, 3], [3, 6], [6, 8]]
+    generation.stepped[1] = {
+        rank: told(1) | {"slots": slots[rank // 2], "batch": f"{2**62 + rank // 2:016x}"} for rank in range(6)
+    }
+    line = step_line(generation, 1, None)
+    assert (line["slots"], line["batch"]) == ([[0, 8]], f"{3 * 2**62 + 3:016x}")
+    generation.stepped[1][2]["slots"] = generation.stepped[1][3]["slots"] = [2, 5]  # as no rank should
+    assert step_line(generation, 1, None)["slots"] == [[0, 3], [2, 5], [6, 8]]
 
 
 def test_step_line_of_a_step_with_an_evaluation() -> None:

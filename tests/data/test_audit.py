@@ -1,0 +1,127 @@
+"""The audit of a made-up log: whatever is changed in it is found and named."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastic_train.config.training import TrainingConfig
+from elastic_train.data.audit import Audit, audit_steps
+from elastic_train.data.batches import StepBatches
+from elastic_train.data.consumed import batch_digest
+from elastic_train.data.mixture import MixedOrder, Mixture
+from elastic_train.data.order import SampleOrder
+from elastic_train.data.samples import Sample
+
+SIZES = (30, 7)
+"""Samples of two sources."""
+STEPS = 12
+Log = list[dict[str, Any]]
+
+
+class Numbered:
+    """Samples that begin with their number."""
+
+    sequence_length = 2
+
+    def __len__(self) -> int:
+        return sum(SIZES)
+
+    def sample(self, index: int) -> Sample:
+        return Sample(np.array([index, 1]), np.array([1, index]), np.zeros(2, np.int64))
+
+
+ORDER = MixedOrder(Mixture([(0, [3.0, 1.0])], 1), [SampleOrder(size, f"1 {size}") for size in SIZES])
+BATCHES = StepBatches(Numbered(), ORDER, TrainingConfig(steps=STEPS, global_batch=8, micro_batch=2))
+NAMES = ("prose", "code")
+
+
+def log(*, samples: bool = True) -> Log:
+    """What a job without any fault writes."""
+    slots = range(BATCHES.slots)
+    lines: Log = []
+    for step in range(1, STEPS + 1):
+        digest = batch_digest(slots, [BATCHES.slot(step, slot) for slot in slots])
+        lines.append({"step": step, "slots": [[0, BATCHES.slots]], "batch": digest})
+        if samples:
+            lines[-1]["samples"] = BATCHES.sample_ids(step)
+    return lines
+
+
+def audit(lines: Log, **options: Any) -> Audit:
+    return audit_steps(lines, BATCHES, list(zip(NAMES, SIZES, strict=True)), **options)
+
+
+def told(lines: Log, **options: Any) -> list[tuple[str, str]]:
+    return [(problem.kind, problem.message) for problem in audit(lines, **options).problems]
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_log_without_fault(samples: bool) -> None:
+    found = audit(log(samples=samples))
+    assert (found.steps, found.steps_compared, found.samples, found.problems) == (STEPS, STEPS, 96, [])
+    assert min(found.epochs) > 1
+    assert sum(epochs * size for epochs, size in zip(found.epochs, SIZES, strict=True)) == 96
+    assert audit([]).problems == []
+
+
+def test_a_step_done_again_after_a_roll_back_counts_once() -> None:
+    lines = log()
+    assert told([*lines[:5], *lines[3:]]) == []
+
+
+def test_a_step_that_is_missing() -> None:
+    lines = log()
+    assert told([*lines[:3], *lines[4:]]) == [("gap", "step 4 is missing")]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "problems"),
+    [
+        ([[0, 2], [3, 4]], [("gap", "step 2: slot 2 was computed by no rank")]),
+        ([[0, 3], [2, 4]], [("repeat", "step 2: slot 2 was computed 2 times")]),
+        ([[0, 5]], [("foreign", "step 2: slot 4 is none of its 4 slots")]),
+    ],
+)
+def test_slots(ranges: list[list[int]], problems: list[tuple[str, str]]) -> None:
+    lines = log()
+    lines[1]["slots"] = ranges
+    assert told(lines) == problems
+
+
+def test_other_bytes_under_the_right_numbers() -> None:
+    lines = log()
+    lines[6]["batch"] = lines[7]["batch"]
+    (problem,) = told(lines)
+    assert problem[0] == "differs"
+    assert problem[1].startswith("step 7: trained on other bytes: batch ")
+    assert told(lines, compare_bytes=False) == []
+
+
+def test_a_sample_that_takes_anothers_place() -> None:
+    """Within one epoch: once as an exchange, which loses nothing, once as a repeat, which does."""
+    lines = log()
+    of_prose = [(n, i) for n in range(2) for i, sample in enumerate(lines[n]["samples"]) if sample < SIZES[0]]
+    (first, here), (second, there) = of_prose[0], of_prose[-1]
+    exchanged = copy.deepcopy(lines)
+    a, b = lines[first]["samples"][here], lines[second]["samples"][there]
+    exchanged[first]["samples"][here], exchanged[second]["samples"][there] = b, a
+    assert [kind for kind, _ in told(exchanged)] == ["differs", "differs"]
+    repeated = copy.deepcopy(lines)
+    repeated[first]["samples"][here] = b
+    assert told(repeated) == [
+        ("differs", f"step {first + 1}: sample {b} at place {here} instead of {a}"),
+        ("repeat", f"source prose, epoch 0: sample {b} was used 2 times"),
+        ("gap", f"source prose, epoch 0: sample {a} was never used"),
+    ]
+    strange = copy.deepcopy(lines)
+    strange[first]["samples"][here] = sum(SIZES)
+    assert ("foreign", f"source code, epoch 0: sample {SIZES[1]} is none of the {SIZES[1]} samples") in told(strange)
+
+
+def test_lines_of_an_older_release_say_nothing_of_slots() -> None:
+    lines = [{"step": line["step"], "samples": line["samples"]} for line in log()]
+    assert told(lines[:1]) == [("gap", "step 1 does not say which slots were computed")]
