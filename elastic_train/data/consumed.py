@@ -11,20 +11,20 @@ import xxhash
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+    Arrays = Sequence[npt.NDArray[np.int64]]
 
 _MODULUS = 2**64
 
 
-def slot_digest(slot: int, samples: Samples) -> int:
-    """xxh3 of a slot's input ids and labels (int64 [micro_batch, sequence_length] each), seeded with its number."""
+def slot_digest(slot: int, samples: Arrays) -> int:
+    """xxh3 of a slot's arrays (``data.samples.Slot``), seeded with its number."""
     digest = xxhash.xxh3_64(seed=slot)
     for array in samples:
         digest.update(np.ascontiguousarray(array).data)
     return digest.intdigest()
 
 
-def batch_digest(slots: Iterable[int], samples: Iterable[Samples]) -> str:
+def batch_digest(slots: Iterable[int], samples: Iterable[Arrays]) -> str:
     """Of some slots of a step, 16 hex digits. Those of all ranks add up to the step's (:func:`add_digests`)."""
     total = sum(slot_digest(slot, held) for slot, held in zip(slots, samples, strict=True))
     return f"{total % _MODULUS:016x}"
