@@ -5,7 +5,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: venv quickstart test test-clusters test-rest test-fast lint format
+.PHONY: venv quickstart test test-jobs test-rest test-fast lint format
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -33,15 +33,15 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Tests with Ray clusters mostly wait, so the others run beside them.
+# Two streams side by side, of about the same length: what waits a lot (Ray clusters, whole jobs), and everything else.
 test: lint
-	$(MAKE) --jobs=2 --keep-going test-clusters test-rest
+	$(MAKE) --jobs=2 --keep-going test-jobs test-rest
 
-test-clusters: $(VENV)/.dev
-	$(BIN)/python -m pytest -m cluster $(ARGS)
+test-jobs: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'cluster or whole_job' $(ARGS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not cluster' $(ARGS)
+	$(BIN)/python -m pytest -m 'not cluster and not whole_job' $(ARGS)
 
 test-fast: lint
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

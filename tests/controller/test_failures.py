@@ -16,7 +16,7 @@ from elastic_train.data.sources import open_training
 from tests.jobs import VOCABULARY, assert_same_curve, make_job
 from tests.local_job import LocalJob, alive
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.whole_job]
 
 Lines = list[dict[str, Any]]
 

@@ -18,7 +18,7 @@ from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.whole_job]
 
 OUTAGE_SECONDS = 60.0
 
