@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_train.controller.local_cluster import LocalCluster
+from elastic_train.controller.local_cluster import LocalCluster, share_token
 from tests.s3_server import S3Server, running_s3_server
+
+share_token()  # now: Ray remembers whether there was one when a test first used it
 
 
 @pytest.fixture(scope="session")

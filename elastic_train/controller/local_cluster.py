@@ -99,7 +99,7 @@ class LocalCluster:
         return f"{self._head}:{self._port}"
 
     def __enter__(self) -> LocalCluster:
-        _share_token()
+        share_token()
         options = ["--head", f"--port={self._port}", f"--temp-dir={self._folder / 'ray'}", "--num-cpus=0"]
         options += [f"--include-dashboard={str(self._include_dashboard).lower()}"]
         if self.dashboard_port:
@@ -186,10 +186,11 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **_ENVIRONMENT, "PATH": path}
 
 
-def _share_token() -> None:
+def share_token() -> None:
     """Token authentication with a token that this process and all that it starts have in their environment.
 
-    Set once per process and kept, because Ray caches the first token that it sees.
+    Set once per process and kept, because Ray caches the first token that it sees. A process that has talked to Ray
+    before its first cluster must have called this before that.
     """
     if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
