@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from elastic_train.controller.local_cluster import _share_token, free_port
+from elastic_train.controller.local_cluster import share_token, free_port
 
 _HEAD_ID = "f" * 51 + "00000"
 """The head's node id, as Ray's fake provider counts them."""
@@ -91,7 +91,7 @@ class AutoscalingCluster:
         }
 
     def __enter__(self) -> AutoscalingCluster:
-        _share_token()
+        share_token()
         config = self._folder / "cluster.yaml"
         config.write_text(json.dumps(self._config()))
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={self._port}"]
