@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from elastic_train.controller.local_cluster import share_token, free_port
+from elastic_train.controller.local_cluster import free_port, share_token
 
 _HEAD_ID = "f" * 51 + "00000"
 """The head's node id, as Ray's fake provider counts them."""
