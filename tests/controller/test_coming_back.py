@@ -42,7 +42,7 @@ def stepped(rank: int, step: int) -> Message:
     told = {"type": "stepped", "generation": 1, "rank": rank, "step": step, "image": f"r{rank}"}
     told |= {"copies": ["ba"[rank]], "loss": 3.0, "grad_norm": 1.0, "lr": 0.1, "valid_tokens": 8, "seconds": 1.0}
     told |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0, "eval_seconds": 0.0}
-    return told | {"own_seconds": 0.5, "cpu_wait_seconds": 0.1}
+    return told | {"own_seconds": 0.5, "cpu_wait_seconds": 0.1, "slots": [0, 8], "batch": f"{step:016x}"}
 
 
 class ScriptedHost:

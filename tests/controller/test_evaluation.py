@@ -72,7 +72,8 @@ async def track(job: Job, evaluations: dict[int, dict[str, float]]) -> None:
     feed = TrackingFeed(job)
     feed.start(folder)
     line = {"loss": 3.0, "grad_norm": 1.0, "lr": 1e-3, "valid_tokens": 256, "seconds": 1.0}
-    line |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "generation": 1, "time": 1_700_000_000.0}
+    line |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0}
+    line |= {"generation": 1, "time": 1_700_000_000.0}
     for step, evaluation in evaluations.items():
         feed.on_event({"event": "step", "step": step} | line | evaluation)
     await feed.close("finished")
