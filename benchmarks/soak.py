@@ -63,6 +63,8 @@ class Cloud:
         self._cluster, self._run, self._pause = cluster, run, pause
         self._homes: dict[str, LocalNode | None] = {}
         """Ray's id of a node -> the node"""
+        self._leaving: dict[str, float] = {}
+        """Ray's id of a node -> when it is taken away; events are only seen for a while"""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
 
@@ -91,11 +93,14 @@ class Cloud:
         for host in status["hosts"]:
             self._homes.setdefault(host["node"], self._cluster.node_of(host["pid"]))
         for event in status.get("last_events", ()):
-            if event["event"] == "preemption_notice" and time.time() > event["time"] + event["deadline_seconds"]:
-                node = self._homes.get(event["node"])
-                if node is not None and node in self._cluster.nodes:
-                    node.kill()
-                    self.count["taken away"] += 1
+            if event["event"] == "preemption_notice":
+                self._leaving.setdefault(event["node"], event["time"] + event["deadline_seconds"])
+        for name in [name for name, deadline in self._leaving.items() if time.time() > deadline]:
+            del self._leaving[name]
+            node = self._homes.pop(name, None)
+            if node is not None and node in self._cluster.nodes:
+                node.kill()
+                self.count["taken away"] += 1
 
 
 def struck(job: Job, cluster: LocalCluster, arguments: argparse.Namespace) -> tuple[dict[str, Any], Counter[str], str]:

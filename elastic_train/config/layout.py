@@ -63,10 +63,6 @@ class Layout:
         place = self.coordinates(rank)
         return place.dp_replicate * self.dp_shard + place.dp_shard
 
-    def first_rank(self, data_rank: int) -> int:
-        """The lowest of the ranks that have this index among the data ranks."""
-        return data_rank * self.cp * self.tp
-
     def as_dict(self) -> dict[str, int]:
         return {axis: getattr(self, axis) for axis in AXES}
 

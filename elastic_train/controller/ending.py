@@ -40,6 +40,8 @@ class Ending:
         else:
             if failure is not None and state == State.FINISHED:
                 state, reason = State.FAILED, f"the final checkpoint failed: {failure}"
+            elif failure is not None:
+                reason = f"{reason}; the last checkpoint failed: {failure}"
         self.end(state, reason)
 
     async def save_newest(self) -> Exception | None:
@@ -51,15 +53,21 @@ class Ending:
 
     def _newest(self) -> Newest:
         run = self._run
+        if run.computing is not None:
+            return None, None, {}  # somebody computes again, and saves what is due
+        if run.generation is not None:
+            run.inventory.give_up_after(run.generation.newest_told)  # what nobody told of could not be logged
         snapshots = run.inventory.newest_complete(run.members.nodes())
         layout = run.layouts.get(snapshots.generation) if snapshots else None
-        if snapshots is not None and run.state == State.FINISHING:  # else a generation may be on its way to that step
+        if snapshots is not None:
             run.log.catch_up(run.generation, snapshots.step)
         return snapshots, layout, run.log.last_line
 
     def end(self, state: State, reason: str) -> None:
-        """End at once."""
+        """End at once, unless that has happened."""
         run = self._run
+        if run.state.ended:
+            return
         run.state, run.message = state, reason
         run.time.end()
         run.account()

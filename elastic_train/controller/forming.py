@@ -66,6 +66,8 @@ class Forming:
         if run.state.ending:
             return  # meanwhile
         self.resume_at = 0.0
+        if run.generation is not None:
+            run.inventory.give_up_after(run.generation.newest_told)  # what nobody told of could not be logged
         choice = self.choice(run.members.usable())
         restore = self.restorable()
         run.log.catch_up(run.generation, restore.step)
@@ -135,6 +137,8 @@ class Forming:
 
     def _wait(self, cause: Trouble) -> None:
         run = self._run
+        if run.state.ending:
+            return  # meanwhile
         run.generation = None
         run.state = State.WAITING
         run.time.waiting()

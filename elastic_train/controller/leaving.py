@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,6 +11,9 @@ from elastic_train.controller.current_run import CurrentRun, State
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.members import HostRecord, Trouble
 from elastic_train.controller.preemption import LEFT, Preemption
+
+_AGAIN_SECONDS = 2.0
+"""Between the failures of a save that hosts are kept for."""
 
 
 class Leaving:
@@ -69,7 +73,8 @@ class Leaving:
 
     async def _save(self) -> None:
         try:
-            await self._ending.save_newest()
+            while await self._ending.save_newest() is not None and self._run.state == State.WAITING:
+                await asyncio.sleep(_AGAIN_SECONDS)
         except Fenced as error:
             self._ending.superseded(error)
         finally:

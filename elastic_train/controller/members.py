@@ -150,10 +150,20 @@ class Generation:
         return host.number in self._ranks
 
     def says(self, rank: int, message: Message) -> None:
-        """``rank`` has done a step, and its host has promised copies of it."""
+        """``rank`` has done a step, and its host has promised copies of it. What was said before is no news."""
         step = message["step"]
+        if rank in self.stepped.get(step, {}):
+            return
         self.stepped.setdefault(step, {})[rank] = message
         self._promised[step] = self._promised.get(step, 0) + 1 + len(message["copies"])
+
+    @property
+    def newest_told(self) -> int:
+        """The newest step that any rank has told of, as have some of all steps before: it can be logged."""
+        step = self.finished_step
+        while self.stepped.get(step + 1):
+            step += 1
+        return step
 
     def is_refused(self, step: int, rank: int, node: str) -> None:
         """``node`` takes no copy of a rank's step: it is done without."""
@@ -252,9 +262,14 @@ def step_line(generation: Generation, step: int, samples: list[int] | None) -> d
 
 
 def _consumed(layout: Layout, said: Mapping[int, Message]) -> dict[str, Any]:
-    """What the step was trained on, by the word of the first rank of each data rank: all of its ranks read the same."""
-    firsts = (layout.first_rank(data_rank) for data_rank in range(layout.data_ranks))
-    told = [said[rank] for rank in firsts]
+    """What the step was trained on, by the word of one rank of each data rank: all of its ranks read the same.
+
+    Nothing when no rank of one could say it: a step is whole with its images, and words may be lost with a connection.
+    """
+    words = {layout.data_rank(rank): message for rank, message in said.items()}
+    if len(words) < layout.data_ranks:
+        return {}
+    told = words.values()
     return {
         "slots": covered(message["slots"] for message in told),
         "batch": add_digests(message["batch"] for message in told),

@@ -84,8 +84,8 @@ class Membership:
 
     def superseded(self, message: Message) -> HostRecord | None:
         """The record of the very process that now joins over another connection: it gave up the one before."""
-        host = self.hosts.get(message.get("host") or 0)
-        return host if host is not None and (host.pid, host.node) == (message["pid"], message["node"]) else None
+        there = self.by_node.get(message["node"], ())
+        return next((host for host in there if host.pid == message["pid"]), None)
 
     def cut_silent(self, now: float, lease_seconds: float) -> bool:
         """End the connections that were not heard for as long as a lease; ``now`` is the event loop's time.

@@ -15,6 +15,8 @@ class Newcomers:
 
     def __init__(self, run: CurrentRun, forming: Forming, growth: Growth) -> None:
         self._run, self._forming, self._growth = run, forming, growth
+        self._enough_since: float | None = None
+        """while waiting: since when there have been enough hosts (monotonic clock)"""
 
     def look(self) -> None:
         """Form a generation if it is time, or let one be formed at the next finished step."""
@@ -35,16 +37,23 @@ class Newcomers:
             self._forming.form(Trouble("start", f"{ready} hosts are ready"))
 
     def _go_on(self) -> None:
-        forming, hosts = self._forming, self._run.members.usable()
-        asked = time.monotonic() >= forming.resume_at
-        if asked and forming.choice(hosts) is not None and not self._more_may_come(hosts):
+        forming, hosts, now = self._forming, self._run.members.usable(), time.monotonic()
+        if now < forming.resume_at:
+            return
+        if forming.choice(hosts) is None:
+            self._enough_since = None
+            return
+        self._enough_since = self._enough_since or now
+        if not self._more_may_come(hosts, now - self._enough_since):
+            self._enough_since = None
             again = forming.resume_at > 0
             forming.form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
 
-    def _more_may_come(self, hosts: list[HostRecord]) -> bool:
+    def _more_may_come(self, hosts: list[HostRecord], waited: float) -> bool:
         """Hosts have just come, and with what they have in memory the job would be set back: others may have it."""
         newest = max((host.ready_since or 0.0 for host in hosts), default=0.0)
-        if time.time() - newest >= self._run.job.hosts.settle_seconds:
+        job = self._run.job
+        if time.time() - newest >= job.hosts.settle_seconds or waited >= job.failure.lease_seconds:
             return False
         return self._forming.restorable().step < self._run.log.finished_step
 

@@ -11,7 +11,7 @@ from typing import Any
 from elastic_train.checkpoint.errors import Fenced
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.controller.checkpointer import Checkpointer, Save, holder_name
+from elastic_train.controller.checkpointer import Checkpointer, Save, UploadFailed, holder_name
 from elastic_train.controller.inventory import SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.members import Generation
@@ -135,10 +135,16 @@ class Saving:
         return failure
 
     async def _finish(self, snapshots: SnapshotSet | None, layout: Layout | None, line: Mapping[str, Any]) -> None:
-        """Of ``snapshots``, unless that step is committed already."""
+        """Of ``snapshots``, unless that step is committed already. ``line`` says which step it should be.
+
+        Raises UploadFailed when a checkpoint of that step is not there afterwards.
+        """
         metrics = _metrics(line, snapshots.step) if snapshots else {}
         if (save := await self._checkpointer.finish(snapshots, layout, metrics)) is not None:
             self._record_save(save)
+        committed = self._checkpointer.committed.step if self._checkpointer.committed else 0
+        if committed < line.get("step", 0):
+            raise UploadFailed(f"no hosts have all of step {line['step']} any more; step {committed} is in storage")
 
     def _record_save(self, save: Save) -> None:
         self._record("checkpoint_committed", **save.report())

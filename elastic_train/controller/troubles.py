@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from elastic_train.checkpoint.errors import Fenced
+from elastic_train.checkpoint.errors import CheckpointError, Fenced
 from elastic_train.controller.current_run import CurrentRun, State
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.forming import Forming
@@ -20,7 +20,7 @@ _SETTLE_SECONDS = 0.03
 """The hosts of a node die together, and an echo may arrive before its cause: wait this long for the rest."""
 _GRACE_SECONDS = 1.0
 """After we stood still all leases may be over: so long the hosts have to come back, with what they have in memory."""
-_ALONE = ("trainer_killed", "trainer_crashed", "out_of_memory", "hang", "start", "growth")
+_ALONE = ("trainer_killed", "trainer_crashed", "out_of_memory", "hang")
 """What is told once, not by several ranks or hosts."""
 
 
@@ -113,7 +113,7 @@ class Troubles:
             await self._saving.fall_back(cause.detail)
         except Fenced as error:
             self._ending.superseded(error)
-        except StorageError as error:
+        except (StorageError, CheckpointError) as error:
             self._wait_for_storage(cause, str(error))  # then the checkpoint is tried, and found damaged, again
         else:
             self._forming.form(cause)

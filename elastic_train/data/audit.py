@@ -35,10 +35,17 @@ class Problem:
 
 @dataclass(slots=True)
 class Audit:
-    """What was looked at, and what is wrong. ``steps_compared``: those whose bytes were made anew."""
+    """What was looked at, and what is wrong.
+
+    ``steps_compared``: those whose bytes were made anew. ``unrecorded``: those of which nobody has said what they were
+    trained on (lines of an older release, and steps whose last words were lost with a coordinator). ``skipped``: those
+    that changed nothing, whose samples count as used.
+    """
 
     steps: int = 0
     steps_compared: int = 0
+    unrecorded: int = 0
+    skipped: int = 0
     samples: int = 0
     epochs: list[float] = field(default_factory=list)
     """how often the samples of each source were used"""
@@ -111,6 +118,7 @@ def audit_steps(
     lines: Iterable[dict[str, Any]],
     batches: StepBatches,
     sources: Sequence[tuple[str, int]],
+    reached: int = 0,
     *,
     compare_bytes: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -119,6 +127,7 @@ def audit_steps(
 
     Args:
         sources: name and number of samples of each data set, in the order of the ids.
+        reached: a step that the job is known to have come to, by other evidence than its log.
         compare_bytes: make every step's arrays anew, which reads all the data that was used.
         progress: called with (steps done, steps in all).
 
@@ -129,7 +138,7 @@ def audit_steps(
     ends = list(accumulate(size for _, size in sources))
     epochs = [Epochs(size, name if len(sources) > 1 else "") for name, size in sources]
     audit = Audit()
-    for step in range(1, (last := max(steps, default=0)) + 1):
+    for step in range(1, (last := max([*steps, reached])) + 1):
         line = steps.get(step)
         ids = _audit_step(audit, step, line, batches, compare_bytes=compare_bytes)
         for sample in ids if line is not None else ():
@@ -150,6 +159,7 @@ def _audit_step(
         audit.problems.append(Problem("gap", f"step {step} is missing"))
         return []
     audit.steps += 1
+    audit.skipped += "skipped" in line
     ordered = batches.sample_ids(step)
     ids: list[int] = line.get("samples", ordered)
     audit.samples += len(ids)
@@ -160,7 +170,7 @@ def _audit_step(
             detail = f"sample {ids[place]} at place {place} instead of {ordered[place]}"
         audit.problems.append(Problem("differs", f"step {step}: {detail}"))
     if (slots := line.get("slots")) is None:
-        audit.problems.append(Problem("gap", f"step {step} does not say which slots were computed"))
+        audit.unrecorded += 1
         return ids
     audit.problems += _audit_slots(step, slots, batches.slots)
     if compare_bytes:
@@ -177,11 +187,12 @@ def _audit_slots(step: int, ranges: Iterable[Sequence[int]], slots: int) -> list
     counts = [0] * slots
     problems = []
     for first, end in ranges:
-        for slot in range(first, end):
-            if slot < slots:
-                counts[slot] += 1
-            else:
-                problems.append(Problem("foreign", f"step {step}: slot {slot} is none of its {slots} slots"))
+        if not 0 <= first < end <= slots:
+            problems.append(
+                Problem("foreign", f"step {step}: slots {first} to {end - 1} are not all of its {slots} slots")
+            )
+        for slot in range(max(first, 0), min(end, slots)):
+            counts[slot] += 1
     for slot, count in enumerate(counts):
         if count == 0:
             problems.append(Problem("gap", f"step {step}: slot {slot} was computed by no rank"))

@@ -105,6 +105,30 @@ def test_trainer_dies_without_it(corpus: Path, long_reference: Lines, tmp_path: 
         assert {event["pid"] for event in events(run, "host_joined")} == {host.pid for host in run.hosts.values()}
 
 
+def test_a_host_dies_without_it(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
+    """Its last words are lost, what it has done is in its partner's memory."""
+    with ApartJob(make_job(corpus, tmp_path, "host", *LONG, "failure.lease_seconds=3")) as run:
+        run.start_hosts("ab")
+        run.wait_step(5)
+        run.kill_coordinator()
+        known = step_of(run)
+        run.await_started(known + 10)
+        run.kill_host("b1")
+        run.start_coordinator()
+        assert_no_step_lost(run, long_reference_without_words(long_reference, run))
+        last = events(run, "generation_formed")[-1]
+        assert (last["generation"], last["layout"]) == (2, "single")
+        assert last["step"] >= known + 7
+
+
+def long_reference_without_words(reference: Lines, run: ApartJob) -> Lines:
+    """Once the job has ended: without slots and batch where the log has none, as nobody could say them any more."""
+    assert run.finish()["state"] == "finished"
+    silent = {line["step"] for line in run.lines("steps") if "slots" not in line}
+    assert len(silent) >= 5  # those that the dead host has not told the coordinator before that
+    return [line | ({"slots": None, "batch": None} if line["step"] in silent else {}) for line in reference]
+
+
 def test_killed_while_the_first_generation_forms(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
     """The trainers' store has died with it, so they cannot become a group any more."""
     with ApartJob(make_job(corpus, tmp_path, "forming", *LONG)) as run:

@@ -66,7 +66,9 @@ def test_hosts_come_and_go_and_every_sample_is_used_once(corpus: Path, reference
     sound = elastic_train("data", "audit", "--job", str(folder), cwd=tmp_path)
     assert sound.returncode == 0, sound.stdout + sound.stderr
     assert "audited: 30 steps, 240 samples; the bytes of 30 compared" in sound.stdout
-    assert "no gap, no repeat" in sound.stdout
+    assert "no gap, no repeat: every step was trained on its own samples" in sound.stdout
+    by_log = elastic_train("data", "audit", "--job", str(folder), "--no-bytes", cwd=tmp_path)
+    assert "only a comparison of bytes proves it" in by_log.stdout
     written = (folder / "steps.jsonl").read_text()
     for change, sentence in FAULTS:
         lines = change([json.loads(line) for line in written.splitlines()])
@@ -75,6 +77,14 @@ def test_hosts_come_and_go_and_every_sample_is_used_once(corpus: Path, reference
         assert found.returncode == 1, found.stdout + found.stderr
         assert sentence in found.stdout
         assert "no gap" not in found.stdout
+    (folder / "steps.jsonl").write_text("".join(written.splitlines(keepends=True)[:-2]))
+    short = elastic_train("data", "audit", "--job", str(folder), cwd=tmp_path)
+    assert (short.returncode, "gap: step 30 is missing" in short.stdout) == (1, True), short.stdout
+    record = json.loads((folder / "job.json").read_text())
+    record["identity"]["data_digest"] = "0" * 64
+    (folder / "job.json").write_text(json.dumps(record))
+    other = elastic_train("data", "audit", "--job", str(folder), cwd=tmp_path)
+    assert (other.returncode, "was trained on data of digest 0000000000000000" in other.stderr) == (2, True)
     (folder / "job.json").write_text("{}")
     assert (
         "job.json is not the record of a job"

@@ -155,8 +155,24 @@ def test_step_line_adds_up_what_the_data_ranks_were_given() -> None:
     }
     line = step_line(generation, 1, None)
     assert (line["slots"], line["batch"]) == ([[0, 8]], f"{3 * 2**62 + 3:016x}")
+    del generation.stepped[1][4]  # the other rank of its data rank has said it
+    assert step_line(generation, 1, None)["batch"] == line["batch"]
     generation.stepped[1][2]["slots"] = generation.stepped[1][3]["slots"] = [2, 5]  # as no rank should
     assert step_line(generation, 1, None)["slots"] == [[0, 3], [2, 5], [6, 8]]
+    del generation.stepped[1][5]  # its host has died with the coordinator: nobody can say what it was given
+    assert {"slots", "batch"}.isdisjoint(step_line(generation, 1, None))
+
+
+def test_what_is_said_twice_is_said_once() -> None:
+    """A host tells it again to a coordinator that has come back, which may have heard it already."""
+    generation = Generation(1, Layout(dp_shard=2), hosts("ab"), [[], []], 4, Trouble("start", ""), finished_step=4)
+    snapshots = SnapshotSet(1, 5, 2)
+    for rank, node in enumerate("ab"):
+        snapshots.hold(rank, node, "image")
+        generation.says(rank, told(5) | {"copies": []})
+        generation.says(rank, told(5) | {"copies": []})
+    assert generation.holds(snapshots)
+    assert generation.newest_told == 5
 
 
 def test_step_line_of_a_step_with_an_evaluation() -> None:

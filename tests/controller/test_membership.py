@@ -31,6 +31,17 @@ def cut(membership: Membership) -> list[int]:
     return [number for number, one in membership.hosts.items() if one.silent and cast(Any, one.connection).aborted]
 
 
+def test_a_process_that_joins_again_is_known_by_its_pid_and_node_whatever_number_it_says() -> None:
+    """It may not have heard how it was called the last time."""
+    membership = Membership(lambda event, **fields: None)
+    first = member(membership, 3, 100.0)
+    membership.by_node["a"] = [first]
+    for number in (None, 1, 3):
+        assert membership.superseded({"host": number, "pid": first.pid, "node": "a"}) is first
+    assert membership.superseded({"host": 3, "pid": first.pid + 1, "node": "a"}) is None
+    assert membership.superseded({"host": 3, "pid": first.pid, "node": "b"}) is None
+
+
 def test_who_is_silent_for_a_lease_is_cut() -> None:
     membership = Membership(lambda event, **fields: None)
     member(membership, 1, 100.0)

@@ -103,7 +103,7 @@ def test_an_outage_a_dead_coordinator_and_a_drain_cost_no_step(
         "kill-coordinator",
         "drain",
     ]
-    assert not {"trouble", "rolled_back", "job_failed"} & {event["event"] for event in ledger}
+    assert not {"trouble", "rolled_back", "checkpoint_refused"} & {event["event"] for event in ledger}
     assert len([event for event in ledger if event["event"] == "generation_adopted"]) == 1
     assert [e["cause"] for e in ledger if e["event"] == "generation_formed"] == ["start", "preemption"]
     with LocalJob(make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")) as calm:

@@ -116,6 +116,26 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
     assert whole_checkpoints(job)[-1] == steps[-1]
 
 
+def test_a_job_whose_last_steps_are_lost_with_their_only_host_has_not_finished(
+    proxy: ChaosProxy, s3_bucket: str, corpus: Path
+) -> None:
+    """All steps were done, and none of them is in storage: that is no success."""
+    settings = "hosts.max=1", "checkpoint.every_steps=100", "storage.retry_seconds=60"
+    with LocalJob(job_behind(proxy, s3_bucket, corpus, "lost-end", *settings)) as run:
+        run.start_hosts("a")
+        run.wait_step(20)
+        proxy.outage("refuse")
+        run.wait(lambda status: status["state"] == "finishing")
+        run.kill_host("a0")
+        run.wait(lambda _: bool(run.told("checkpoint_failed")))
+        proxy.outage("none")
+        outcome = run.finish()
+    assert outcome["state"] == "failed"
+    assert "the final checkpoint failed" in outcome["message"]
+    assert "no hosts have all of step 30 any more; step 0 is in storage" in outcome["message"]
+    assert not run.told("checkpoint_committed")
+
+
 def test_an_outage_on_demand_reaches_coordinator_and_hosts_and_is_over_by_itself(
     s3_environment: S3Server, s3_bucket: str, corpus: Path, tmp_path: Path
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_log_without_fault(samples: bool) -> None:
     assert (found.steps, found.steps_compared, found.samples, found.problems) == (STEPS, STEPS, 96, [])
     assert min(found.epochs) > 1
     assert sum(epochs * size for epochs, size in zip(found.epochs, SIZES, strict=True)) == 96
-    assert audit([]).problems == []
+    assert audit([]).problems == []  # the command says that there is nothing to audit
 
 
 def test_a_step_done_again_after_a_roll_back_counts_once() -> None:
@@ -83,7 +83,15 @@ def test_a_step_that_is_missing() -> None:
     [
         ([[0, 2], [3, 4]], [("gap", "step 2: slot 2 was computed by no rank")]),
         ([[0, 3], [2, 4]], [("repeat", "step 2: slot 2 was computed 2 times")]),
-        ([[0, 5]], [("foreign", "step 2: slot 4 is none of its 4 slots")]),
+        ([[0, 5]], [("foreign", "step 2: slots 0 to 4 are not all of its 4 slots")]),
+        (
+            [[0, 3], [-1, 0]],
+            [
+                ("foreign", "step 2: slots -1 to -1 are not all of its 4 slots"),
+                ("gap", "step 2: slot 3 was computed by no rank"),
+            ],
+        ),
+        ([[0, 4], [4, 10**12]], [("foreign", "step 2: slots 4 to 999999999999 are not all of its 4 slots")]),
     ],
 )
 def test_slots(ranges: list[list[int]], problems: list[tuple[str, str]]) -> None:
@@ -124,4 +132,15 @@ def test_a_sample_that_takes_anothers_place() -> None:
 
 def test_lines_of_an_older_release_say_nothing_of_slots() -> None:
     lines = [{"step": line["step"], "samples": line["samples"]} for line in log()]
-    assert told(lines[:1]) == [("gap", "step 1 does not say which slots were computed")]
+    found = audit([*lines[:5], *log()[5:]])
+    assert (found.unrecorded, found.steps_compared, found.problems) == (5, STEPS - 5, [])
+
+
+def test_a_log_whose_end_is_lost() -> None:
+    assert told(log()[:-2], reached=STEPS) == [("gap", "step 11 is missing"), ("gap", "step 12 is missing")]
+
+
+def test_steps_that_were_left_out_are_counted() -> None:
+    lines = log()
+    lines[3]["skipped"] = True
+    assert (audit(lines).skipped, audit(lines).problems) == (1, [])
