@@ -22,5 +22,6 @@ def uninterrupted(rank: int, job: Job) -> list[dict[str, Any]]:
     for step in range(1, job.training.steps + 1):
         metrics = engine.train_step(step)
         line = {"step": step, "samples": batches.sample_ids(step), "loss": metrics.loss, "lr": metrics.lr}
+        line |= {"slots": [[engine.slots.start, engine.slots.stop]], "batch": engine.batch_digest}
         lines.append(line | {"grad_norm": metrics.grad_norm, "valid_tokens": metrics.valid_tokens})
     return lines
