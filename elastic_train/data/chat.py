@@ -17,7 +17,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jinja2 import Template
     from jinja2.parser import Parser
@@ -91,8 +91,10 @@ class ChatTemplate:
     def _text(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
         try:
             return _compiled(self.source).render(messages=messages, add_generation_prompt=prompt, **dict(self.tokens))
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise ConversationError(f"the chat template cannot render it: {error}") from None
+        except Exception as error:  # a template is a program of a stranger: it may fail in any way
+            raise ConversationError(
+                f"the chat template cannot render it: {str(error) or type(error).__name__}"
+            ) from None
 
 
 def read_chat_template(folder: Store) -> ChatTemplate:
@@ -155,13 +157,27 @@ def _check(messages: Any, reserved: tuple[str, ...]) -> None:
             raise ConversationError(f"{place}.role is {_shown(role)}; accepted are {', '.join(ROLES)}")
         if not isinstance(content, str):
             raise ConversationError(f"{place}.content is {_shown(content)}; accepted is a string")
-        spelled = next((text for text in (*reserved, OPEN, CLOSE) if text in content), None)
-        if spelled is not None:
-            raise ConversationError(
-                f"{place}.content spells the special token {_shown(spelled)}; accepted is text without special tokens"
-            )
+        for where, text in _strings(message, place):  # a template may render any field
+            spelled = next((token for token in (*reserved, OPEN, CLOSE) if token in text), None)
+            if spelled is not None:
+                raise ConversationError(
+                    f"{where} spells the special token {_shown(spelled)}; accepted is text without special tokens"
+                )
     if not any(message["role"] == "assistant" for message in messages):
         raise ConversationError("messages has no turn of the assistant; accepted is a conversation with one at least")
+
+
+def _strings(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of every string in a JSON value, the names of fields too."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _strings(item, f"{place}[{number}]")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield f"a field's name in {place}", name
+            yield from _strings(item, f"{place}.{name}")
 
 
 def _shown(value: Any) -> str:
