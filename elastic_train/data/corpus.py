@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from elastic_train.data.errors import DataError
+from elastic_train.data.local_files import local_file, local_files
 from elastic_train.storage.store import Entry, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from elastic_train.config.operation import StorageConfig
     from elastic_train.data.chat import ChatTemplate
@@ -49,7 +50,7 @@ class InputFile:
     @property
     def compression(self) -> str | None:
         """``gzip``, ``zstd`` or None, by the end of the name."""
-        return COMPRESSIONS.get(Path(self.path).suffix)
+        return COMPRESSIONS.get(Path(self.path).suffix.lower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +115,33 @@ def _entries(source: str, storage: StorageConfig | None) -> tuple[Store, list[En
         return _below(Path(sysconfig.get_path("stdlib")), ".py", NOT_LIBRARY)
     if source == "python-doc":
         return _python_doc()
-    if _is_pattern(source) and not ("://" not in source and Path(source).exists()):
+    if _is_pattern(source) and not ("://" not in source and os.path.lexists(source)):
         return _matching(source, storage)
     store = Store.open(source, storage)
     folder, _, name = store.uri.rstrip("/").rpartition("/")
-    if not source.endswith("/") and not folder.endswith(":/"):
+    if not source.endswith("/") and name and not folder.endswith(":/"):
         beside = Store.open(folder or "/", storage)
-        if beside.exists(name):
-            return beside, [entry for entry in beside.list(name) if entry.path == name]
-    entries = [entry for entry in store.list() if not entry.path.endswith("/")]
+        if (file := _single(beside, name)) is not None:
+            return beside, [file]
+    entries = _listed(store, lambda path: True)
     if not entries:
         there = "holds no files" if "://" in source or Path(source).exists() else "is not there"
         raise DataError(f"input {source!r} {there}; accepted are {ACCEPTED}")
     return store, entries
+
+
+def _single(store: Store, name: str) -> Entry | None:
+    local = store.local_path(name)
+    if local is not None:
+        return local_file(local)
+    return next((entry for entry in store.list(name) if entry.path == name), None) if store.exists(name) else None
+
+
+def _listed(store: Store, wanted: Callable[[str], bool]) -> list[Entry]:
+    """The files of a store whose path is wanted. (Object storage has objects that stand for folders.)"""
+    if (local := store.local_path("any")) is not None:
+        return local_files(local.parent, wanted)
+    return [entry for entry in store.list() if not entry.path.endswith("/") and wanted(entry.path)]
 
 
 def _python_doc() -> tuple[Store, list[Entry]]:
@@ -156,7 +171,7 @@ def _matching(source: str, storage: StorageConfig | None) -> tuple[Store, list[E
     fixed = next(number for number, part in enumerate(parts) if _is_pattern(part))
     root = scheme + separator + "/".join(parts[:fixed])
     store = Store.open(root or ("/" if rest.startswith("/") else "."), storage)
-    entries = [entry for entry in store.list() if _matches(entry.path.split("/"), parts[fixed:])]
+    entries = _listed(store, lambda path: _matches(path.split("/"), parts[fixed:]))
     if not entries:
         raise DataError(f"input {source!r} matches no files in {store.uri}; accepted are {ACCEPTED}")
     return store, entries
