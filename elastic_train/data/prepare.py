@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from elastic_train.data.encode import EncodeTask, read_shards
 from elastic_train.data.errors import DataError
 from elastic_train.data.given import TOKENIZER
-from elastic_train.data.manifest import Manifest, Tokenizer, inputs_digest
+from elastic_train.data.manifest import MANIFEST, Manifest, Tokenizer, inputs_digest
 from elastic_train.data.parts import PART_BYTES, cut
 from elastic_train.data.publish import Prepared, Publication, files_of
 from elastic_train.data.scan import Scan, ScanTask, judged
@@ -112,9 +112,7 @@ class _Preparation:
         self._given, self._run, self._report = given, run, report
         if given is not None:
             parse_tokenizer(given)
-        inside = next((file for file in corpus.files if file.uri.startswith(f"{store.uri.rstrip('/')}/")), None)
-        if inside is not None:
-            raise DataError(f"the input {inside.uri} lies in the output {store.uri}; choose another folder")
+        _check_apart(corpus, store)
         self._parts: tuple[Part, ...] = tuple(cut(corpus, settings.part_bytes))
         listing = [(file.uri, file.size, file.modified, file.format) for file in corpus.files]
         name = hashlib.sha256(repr((listing, sorted(self._decisive().items()))).encode()).hexdigest()
@@ -267,6 +265,16 @@ class _Preparation:
     def _write_left_out(self, selection: Selection, folder: str) -> File | None:
         lines = b"".join(selection.left_out())
         return store_file(self._store, f"{folder}/{LEFT_OUT}", lines) if lines else None
+
+
+def _check_apart(corpus: Corpus, store: Store) -> None:
+    """A data set must not be input of the run that makes it, nor of the next one."""
+    inside = next((file for file in corpus.files if file.uri.startswith(f"{store.uri.rstrip('/')}/")), None)
+    if inside is not None:
+        raise DataError(f"the input {inside.uri} lies in the output {store.uri}; choose another folder")
+    for path in (MANIFEST, f"x/{TOKENIZER}", f"x/{LEFT_OUT}", "x/shard-00000.arrow", "x/shard-00000.ends.arrow"):
+        if corpus.takes(f"{store.uri.rstrip('/')}/{path}"):
+            raise DataError(f"the output {store.uri} lies in the input; choose another folder")
 
 
 def _entries(given: GivenTokenizer) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ class StoredFile(io.RawIOBase):
 def open_file(store: Store, path: str) -> pa.NativeFile:
     """With random access, for pyarrow."""
     local = store.local_path(path)
-    return pa.OSFile(str(local)) if local is not None else pa.PythonFile(StoredFile(store, path), mode="r")
+    return pa.OSFile(os.fsencode(local)) if local is not None else pa.PythonFile(StoredFile(store, path), mode="r")
 
 
 def decompressed(store: Store, file: InputFile) -> Iterator[bytes]:

@@ -109,6 +109,16 @@ def test_of_several_inputs_the_order_counts_and_names_say_which(tree: Path) -> N
     assert names(str(tree / "c/f"), str(tree / "b.txt")) == ["f/[1].txt", "f/g.jsonl", "b.txt/b.txt"]
 
 
+def test_no_two_files_have_the_same_name(tree: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data/x.txt").write_text("x")
+    assert names(f"{tmp_path}/a/data", f"{tmp_path}/b/data") == ["1/data/x.txt", "2/data/x.txt"]
+    assert names(f"{tree}/b.txt", f"{tree}/*.jsonl", f"{tree}/b.txt") == [
+        "1/b.txt/b.txt", "2/tree/a.jsonl", "3/b.txt/b.txt"
+    ]  # fmt: skip
+
+
 def test_the_standard_library_without_its_tests() -> None:
     found = names("python-stdlib")
     assert {"abc.py", "json/decoder.py"} <= set(found)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
@@ -291,6 +292,47 @@ def test_output_that_is_input(text_folder: Path) -> None:
         prepare(open_corpus(str(text_folder)), str(text_folder), 300)
 
 
+@pytest.mark.parametrize(
+    ("source", "out", "apart"),
+    [
+        ("", "out", False),
+        ("/../in", "sub/../out", False),
+        ("/**/*.json", "out", False),
+        ("/*/*/*.arrow", "out", False),
+        ("/../link", "out", False),
+        ("/*.txt", "out", True),
+        ("/00.txt", "out", True),
+        ("/**/*.txt", "out", True),
+        ("", "../out", True),
+    ],
+)
+def test_output_in_input_is_refused_at_first(
+    text_folder: Path, tmp_path: Path, source: str, out: str, apart: bool
+) -> None:
+    folder = text_folder.rename(tmp_path / "in")
+    (folder / "sub/deep").mkdir(parents=True)
+    (folder / "sub/x.json").write_text("{}")
+    (folder / "sub/deep/x.arrow").write_text("{}")
+    (tmp_path / "link").symlink_to(folder)
+    if not apart:
+        with pytest.raises(DataError, match=r"the output .*out lies in the input; choose another folder"):
+            prepare(open_corpus(f"{folder}{source}"), f"{folder}/{out}", 300)
+        return
+    for again in (False, True):
+        assert prepare(open_corpus(f"{folder}{source}"), f"{folder}/{out}", 300).reused == again
+
+
+def test_lines_of_a_file_that_is_given_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    corpus = open_corpus(*[str(tmp_path / "a.jsonl")] * 2)
+    manifest = prepare(corpus, str(tmp_path / "out"), 300).manifest
+    assert manifest.left_out is not None
+    told = (tmp_path / "out" / manifest.left_out.path).read_text().splitlines()
+    assert [tuple(json.loads(line).values()) for line in told] == [
+        (f"2/a.jsonl/a.jsonl:{number}", f"duplicate of 1/a.jsonl/a.jsonl:{number}") for number in (1, 2)
+    ]
+
+
 def test_a_data_set_of_format_1_is_only_replaced_when_that_is_allowed(text_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(Path(__file__).parent / "format_1", out)
@@ -309,3 +351,15 @@ def test_files_whose_names_are_not_utf_8(tmp_path: Path) -> None:
     assert manifest.documents == 1 and manifest.left_out is not None
     (line,) = (tmp_path / "out" / manifest.left_out.path).read_bytes().splitlines()
     assert json.loads(line) == {"name": "gr\udcfd.txt", "reason": "duplicate of gr\udcfc.txt"}
+
+
+def test_folders_whose_names_are_not_utf_8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/gr\xfc"))
+    folder.mkdir()
+    (folder / "a.txt.gz").write_bytes(gzip.compress(b"one"))
+    pq.write_table(pa.table({"text": ["two"]}), tmp_path / "b.parquet")
+    (tmp_path / "b.parquet").rename(folder / "b.parquet")
+    made = prepare(open_corpus(str(folder)), str(tmp_path / "out"), 300)
+    assert decoded(tmp_path / "out") == ["one", "two"]
+    assert made.manifest.inputs["corpus"] == "gr\\xfc"
+    assert prepare(open_corpus(str(folder), str(tmp_path / "out/manifest.json")), f"{folder}-2", 300).manifest.documents
