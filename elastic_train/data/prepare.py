@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from elastic_train.data.encode import EncodeTask, read_shards
@@ -18,7 +17,7 @@ from elastic_train.data.given import TOKENIZER
 from elastic_train.data.manifest import MANIFEST, Manifest, Tokenizer, inputs_digest
 from elastic_train.data.parts import PART_BYTES, cut
 from elastic_train.data.publish import Prepared, Publication, files_of
-from elastic_train.data.scan import Scan, ScanTask, judged
+from elastic_train.data.scan import Scan, ScanTask
 from elastic_train.data.selection import Selection
 from elastic_train.data.shards import store_file
 from elastic_train.data.stages import KeptTask, Orders, Result, one_by_one, results
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 SHARD_TOKENS = 2**26
 BATCH_TOKENS = 2**18
 SAMPLE_BYTES = 16 * 2**20
+SAMPLE_SPREAD = 8
+"""How many times its share of the input's bytes a part keeps of the sample: the text may be anywhere in the input."""
 WORK, LEFT_OUT = ".work", "left_out.jsonl"
 
 
@@ -171,11 +172,12 @@ class _Preparation:
         }
 
     def _scan(self) -> list[Scan]:
-        settings, size = self._settings, sum(piece.size for part in self._parts for piece in part)
-        share = 0.0 if self._given is not None else settings.sample_bytes / max(size, 1)
-        task = ScanTask(self._corpus, self._parts, settings.max_characters, share)
+        sizes = [sum(piece.size for piece in part) for part in self._parts]
+        wanted, total = 0 if self._given is not None else self._settings.sample_bytes, max(sum(sizes), 1)
+        task = ScanTask(self._corpus, self._parts, self._settings.max_characters)
         orders = [
-            {"part": number, "bytes": sum(piece.size for piece in part)} for number, part in enumerate(self._parts)
+            {"part": number, "bytes": size, "sample_bytes": min(wanted, -(-SAMPLE_SPREAD * wanted * size // total))}
+            for number, size in enumerate(sizes)
         ]
         return self._results("scan", task, orders, Scan, lambda scan: True, "read")
 
@@ -199,12 +201,7 @@ class _Preparation:
     def _trained(self, selection: Selection) -> GivenTokenizer:
         with suppress(NotFound):
             return GivenTokenizer(self._work.read(TOKENIZER), EOS_ID)
-        texts = list(selection.sample(self._settings.sample_bytes))
-        if not texts:
-            part, number = selection.smallest()
-            documents = judged(self._corpus, self._parts[part], self._settings.max_characters)
-            texts = [document.found.text or "" for document in islice(documents, number, number + 1)]
-        tokenizer = train_tokenizer(texts, self._settings.vocab_size)
+        tokenizer = train_tokenizer(selection.sample(self._settings.sample_bytes), self._settings.vocab_size)
         given = GivenTokenizer(tokenizer.to_str(pretty=True).encode() + b"\n", EOS_ID)
         self._work.write(TOKENIZER, [given.text])
         return given

@@ -7,12 +7,14 @@ import pickle
 import random
 import secrets
 import shutil
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from tokenizers import Tokenizer
 
 from elastic_train.config.operation import StorageConfig
@@ -20,10 +22,13 @@ from elastic_train.data.corpus import Corpus, open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.given import read_tokenizer
+from elastic_train.data.parts import cut
 from elastic_train.data.prepare import prepare
 from elastic_train.data.publish import Prepared
+from elastic_train.data.scan import KINDS, Scan, ScanTask
 from elastic_train.data.stages import Advance, Orders, Task, one_by_one
 from elastic_train.data.tokenizer import encode_documents, train_tokenizer
+from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
 from tests.data.data_sets import assert_whole, contents, decoded, texts_of
 from tests.s3_server import S3Server
@@ -125,24 +130,94 @@ def test_text_that_spells_the_end_token_is_text() -> None:
     assert tokenizer.decode(tokens[:-1]) == "before <|endoftext|> after"
 
 
-def test_a_tokenizer_is_trained_on_a_share_of_the_text_or_at_least_one_document(
-    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[list[str]] = []
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The texts that tokenizers are trained on."""
+    found: list[list[str]] = []
 
     def remember(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        trained.append(list(texts))
-        return train_tokenizer(trained[-1], vocab_size)
+        found.append(list(texts))
+        return train_tokenizer(found[-1], vocab_size)
 
     monkeypatch.setattr("elastic_train.data.prepare.train_tokenizer", remember)
+    return found
+
+
+def by_hash(texts: Iterable[str]) -> list[str]:
+    return sorted(set(texts), key=lambda text: xxhash.xxh3_128_digest(text.encode()))
+
+
+def test_a_tokenizer_is_trained_on_the_texts_with_the_smallest_hashes(
+    text_folder: Path, tmp_path: Path, trained: list[list[str]]
+) -> None:
     corpus = open_corpus(str(text_folder))
-    texts = texts_of(corpus)
+    texts = by_hash(texts_of(corpus))
     total = sum(len(text.encode()) for text in texts)
     for number, wanted in enumerate((total, total // 3, 1)):
-        prepare(corpus, str(tmp_path / f"{number}"), 300, sample_bytes=wanted)
-    assert trained[0] == texts
-    assert 6 <= len(trained[1]) <= 21 and set(trained[1]) < set(texts)
-    assert len(trained[2]) == 1 and trained[2][0] in trained[1]
+        for part_bytes in (2**26, total // 6):
+            prepare(corpus, str(tmp_path / f"{number}-{part_bytes}"), 300, sample_bytes=wanted, part_bytes=part_bytes)
+            assert sum(len(text.encode()) for text in trained[-1]) in range(wanted - 3, wanted + 1)  # whole characters
+            assert "".join(texts).startswith("".join(trained[-1]))
+
+
+def test_the_sample_is_of_text_however_little_of_the_input_is_text(
+    text_folder: Path, tmp_path: Path, trained: list[list[str]]
+) -> None:
+    texts = texts_of(open_corpus(str(text_folder)))
+    lines = [json.dumps({"text": text, "other": "x" * 50 * len(text)}) for text in [*texts, *texts]]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    size = sum(len(text.encode()) for text in texts)
+    for number, part_bytes in enumerate((2**26, 2**18)):
+        corpus = open_corpus(str(tmp_path / "a.jsonl"))
+        prepare(corpus, str(tmp_path / f"{number}"), 300, sample_bytes=size, part_bytes=part_bytes)
+        assert trained[-1] == by_hash(texts)
+
+
+def test_the_first_look_keeps_no_text_but_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic_train.data.streams.BLOCK", 2**16)
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": f"{number} " + "x" * 20_000}) + "\n" for number in range(500))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"x" * 10_000_000))
+    with gzip.open(tmp_path / "c.jsonl.gz", "wb") as packed:
+        packed.write(b'{"text": "' + b"x" * 10_000_000 + b'"}\n')
+    monkeypatch.setattr("elastic_train.data.documents.DOCUMENT_BYTES", 2**17)
+    corpus = open_corpus(str(tmp_path))
+    task = ScanTask(corpus, tuple(cut(corpus, 2**30)), 30_000)
+    tracemalloc.start()
+    try:
+        result = task({"part": 0, "sample_bytes": 100_000}, lambda count: None)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    scan = Scan(result)
+    assert scan.kinds.tolist() == [0] * 500 + [KINDS.index("too_long")] * 2
+    assert [reason for reason in scan.reasons.to_pylist() if reason] == [
+        "longer than 30000 characters",
+        "longer than 131072 bytes",
+    ]
+
+
+@pytest.mark.parametrize("part_bytes", [2**20, 1000])
+def test_a_line_that_is_too_long_is_left_out_and_not_read_once_per_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr("elastic_train.data.documents.DOCUMENT_BYTES", 10_000)
+    monkeypatch.setattr("elastic_train.data.streams.TAIL_BLOCK", 100)
+    lines = [json.dumps({"text": text}) for text in ("one", "x" * 9_900, "y" * 90_000, "two")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    read, count = LocalStore.read, [0]
+
+    def counted(store: LocalStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = read(store, path, offset, length)
+        count[0] += len(data) * path.endswith("a.jsonl")
+        return data
+
+    monkeypatch.setattr(LocalStore, "read", counted)
+    prepare(open_corpus(str(tmp_path / "a.jsonl")), str(tmp_path / "out"), 300, part_bytes=part_bytes)
+    assert count[0] < 3 * 100_000
+    assert decoded(tmp_path / "out") == ["one", "x" * 9_900, "two"]
+    (left_out,) = (tmp_path / "out").glob("*/left_out.jsonl")
+    assert json.loads(left_out.read_text()) == {"name": "a.jsonl:3", "reason": "longer than 10000 bytes"}
 
 
 def test_settings_and_corpora_that_make_no_data_set(text_folder: Path, tmp_path: Path) -> None:
