@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import tokenizers
+
 from elastic_train.data.encode import EncodeTask, read_shards
 from elastic_train.data.errors import DataError
 from elastic_train.data.given import TOKENIZER
@@ -42,6 +44,10 @@ BATCH_TOKENS = 2**18
 SAMPLE_BYTES = 16 * 2**20
 SAMPLE_SPREAD = 8
 """How many times its share of the input's bytes a part keeps of the sample: the text may be anywhere in the input."""
+PREPARATION = 2
+"""Goes up with every change that makes other bytes of the same input and settings: what was made before is not reused,
+nor are its work files gone on with.
+"""
 WORK, LEFT_OUT = ".work", "left_out.jsonl"
 
 
@@ -161,8 +167,9 @@ class _Preparation:
             tokenizer = f"given: sha256 {self._given.sha256}, eos_id {self._given.eos_id}"
             settings |= {"vocab_size": _entries(self._given), "sample_bytes": 0}
         else:
-            tokenizer = "byte-level BPE, trained on the documents with the smallest hashes"
+            tokenizer = f"byte-level BPE by tokenizers {tokenizers.__version__}"
         return {
+            "preparation": PREPARATION,
             "corpus": corpus.name,
             "formats": sorted({file.format for file in corpus.files}),
             "column": corpus.column,

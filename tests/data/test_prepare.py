@@ -21,7 +21,7 @@ from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import Corpus, open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
-from elastic_train.data.given import read_tokenizer
+from elastic_train.data.given import given_tokenizer, read_tokenizer
 from elastic_train.data.parts import cut
 from elastic_train.data.prepare import prepare
 from elastic_train.data.publish import Prepared
@@ -99,13 +99,38 @@ def test_a_prepared_data_set_is_reused_and_others_are_kept(text_folder: Path, tm
     assert assert_whole(Path(out)) == replaced.manifest
 
 
+@pytest.mark.parametrize("version", ["elastic_train.data.prepare.PREPARATION", "tokenizers.__version__"])
+def test_what_another_version_has_made_is_not_reused(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    corpus, out = open_corpus(str(text_folder)), str(tmp_path / "out")
+    made = prepare_small(corpus, out)
+    given = given_tokenizer(Store.open(out))
+    prepare(corpus, f"{out}-given", 300, given=given)
+    monkeypatch.setattr(version, 99)
+    with pytest.raises(DataError, match="holds a data set made from other inputs"):
+        prepare_small(corpus, out)
+    assert prepare_small(corpus, out, overwrite=True).manifest.inputs_sha256 != made.manifest.inputs_sha256
+    if version.startswith("tokenizers"):
+        assert prepare(corpus, f"{out}-given", 300, given=given).reused
+    folders: set[str] = set()  # of work files, which are not gone on with either
+
+    def look(phase: str, done: int, total: int) -> None:
+        folders.update(path.name for path in tmp_path.glob("out-*/.work/*"))
+
+    for number in (99, 100):
+        monkeypatch.setattr(version, number)
+        prepare(corpus, f"{out}-{number}", 300, progress=look)
+    assert len(folders) == 2
+
+
 def test_a_data_set_that_lost_a_shard_is_made_again(text_folder: Path, tmp_path: Path) -> None:
     corpus, out = open_corpus(str(text_folder)), tmp_path / "out"
     manifest = prepare_small(corpus, str(out)).manifest
     before = contents(out)
-    ends = manifest.shards[1].ends
-    assert ends is not None
-    for lost in (manifest.shards[1].path, ends.path, manifest.tokenizer.path):
+    ends, left_out = manifest.shards[1].ends, manifest.left_out
+    assert ends is not None and left_out is not None
+    for lost in (manifest.shards[1].path, ends.path, manifest.tokenizer.path, left_out.path):
         (out / lost).unlink()
         assert not prepare_small(corpus, str(out)).reused
         assert contents(out) == before
@@ -247,7 +272,7 @@ def test_s3_holds_the_same_bytes(text_folder: Path, tmp_path: Path, s3_environme
     assert prepare_small(corpus, uri, storage=storage).reused
 
 
-def given_tokenizer(folder: Path, text_folder: Path, eos: object) -> Path:
+def hf_folder(folder: Path, text_folder: Path, eos: object) -> Path:
     """A Hugging Face folder with a tokenizer that has two special tokens; the second one ends a text."""
     tokenizer = train_tokenizer(texts_of(open_corpus(str(text_folder))), 290)
     tokenizer.add_special_tokens(["<|pad|>", "<|end|>"])
@@ -260,7 +285,7 @@ def given_tokenizer(folder: Path, text_folder: Path, eos: object) -> Path:
 
 def test_a_given_tokenizer_is_used_as_it_is(text_folder: Path, tmp_path: Path) -> None:
     corpus = open_corpus(str(text_folder))
-    folder = given_tokenizer(tmp_path / "model", text_folder, [291, 290])
+    folder = hf_folder(tmp_path / "model", text_folder, [291, 290])
     given = read_tokenizer(Store.open(str(folder)))
     made = prepare(corpus, str(tmp_path / "out"), 300, given=given)
     entry = made.manifest.tokenizer
@@ -278,7 +303,7 @@ def test_a_given_tokenizer_is_used_as_it_is(text_folder: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(("eos", "message"), [(None, "has eos_token_id=None"), (999, "has no entry 999")])
 def test_a_given_tokenizer_needs_an_end_of_text(eos: object, message: str, text_folder: Path, tmp_path: Path) -> None:
-    folder = Store.open(str(given_tokenizer(tmp_path / "model", text_folder, eos)))
+    folder = Store.open(str(hf_folder(tmp_path / "model", text_folder, eos)))
     with pytest.raises(DataError, match=message):
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, given=read_tokenizer(folder))
     with pytest.raises(DataError, match=r"a tokenizer is a tokenizer\.json, a folder"):
