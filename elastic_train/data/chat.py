@@ -169,15 +169,16 @@ def _check(messages: Any, reserved: tuple[str, ...]) -> None:
 
 def _strings(value: Any, place: str) -> Iterator[tuple[str, str]]:
     """(place, text) of every string in a JSON value, the names of fields too."""
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _strings(item, f"{place}[{number}]")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield f"a field's name in {place}", name
-            yield from _strings(item, f"{place}.{name}")
+    todo = [(value, place)]  # no recursion: it may be as deep as Python can read
+    while todo:
+        value, place = todo.pop()
+        if isinstance(value, str):
+            yield place, value
+        elif isinstance(value, list):
+            todo += [(item, f"{place}[{number}]") for number, item in enumerate(value)]
+        elif isinstance(value, dict):
+            todo += [(item, f"{place}.{name}") for name, item in value.items()]
+            yield from ((f"a field's name in {place}", name) for name in value)
 
 
 def _shown(value: Any) -> str:

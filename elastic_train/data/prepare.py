@@ -23,7 +23,14 @@ from elastic_train.data.scan import Scan, ScanTask
 from elastic_train.data.selection import Selection
 from elastic_train.data.shards import store_file
 from elastic_train.data.stages import KeptTask, Orders, Result, one_by_one, results
-from elastic_train.data.tokenizer import EOS_ID, SMALLEST_VOCABULARY, GivenTokenizer, parse_tokenizer, train_tokenizer
+from elastic_train.data.tokenizer import (
+    EOS_ID,
+    SMALLEST_VOCABULARY,
+    GivenTokenizer,
+    check_end,
+    parse_tokenizer,
+    train_tokenizer,
+)
 from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Store
 
@@ -118,7 +125,7 @@ class _Preparation:
         self._corpus, self._store, self._storage, self._settings = corpus, store, storage, settings
         self._given, self._run, self._report = given, run, report
         if given is not None:
-            parse_tokenizer(given)
+            check_end(given)
         _check_apart(corpus, store)
         self._parts: tuple[Part, ...] = tuple(cut(corpus, settings.part_bytes))
         listing = [(file.uri, file.size, file.modified, file.format) for file in corpus.files]

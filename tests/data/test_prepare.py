@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import Corpus, open_corpus
@@ -27,7 +27,7 @@ from elastic_train.data.prepare import prepare
 from elastic_train.data.publish import Prepared
 from elastic_train.data.scan import KINDS, Scan, ScanTask
 from elastic_train.data.stages import Advance, Orders, Task, one_by_one
-from elastic_train.data.tokenizer import encode_documents, train_tokenizer
+from elastic_train.data.tokenizer import GivenTokenizer, encode_documents, train_tokenizer
 from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
 from tests.data.data_sets import assert_whole, contents, decoded, texts_of
@@ -308,6 +308,18 @@ def test_a_given_tokenizer_needs_an_end_of_text(eos: object, message: str, text_
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, given=read_tokenizer(folder))
     with pytest.raises(DataError, match=r"a tokenizer is a tokenizer\.json, a folder"):
         read_tokenizer(Store.open(str(tmp_path / "nowhere")))
+
+
+def test_an_end_that_a_text_can_spell_is_refused(text_folder: Path, tmp_path: Path) -> None:
+    corpus = open_corpus(str(text_folder))
+    tokenizer = train_tokenizer(texts_of(corpus), 290)
+    tokenizer.add_tokens([AddedToken("</s>", special=False)])
+    tokenizer.add_special_tokens(["<|end|>"])
+    text = tokenizer.to_str().encode()
+    for eos, name in ((290, "</s>"), (tokenizer.token_to_id("Ċ"), "\\\\n")):
+        with pytest.raises(DataError, match=rf"the text '{name}' is encoded as entry {eos} .*: a special token"):
+            prepare(corpus, str(tmp_path / "out"), 300, given=GivenTokenizer(text, eos))
+    assert prepare(corpus, str(tmp_path / "out"), 300, given=GivenTokenizer(text, 291)).manifest.tokenizer.eos_id == 291
 
 
 def test_every_document_left_out_is_listed_with_its_reason(tmp_path: Path) -> None:
