@@ -64,8 +64,8 @@ class Selection:
                 found.setdefault(scan.hashes[number].tobytes(), (part, int(number)))
         left = sample_bytes
         for value in sorted(found):
-            part, number = found[value]
-            data = self._scans[part].sample[number].as_py().encode()
+            place, row = found[value]
+            data = self._scans[place].sample[row].as_py().encode()
             yield beginning(data, left)
             left -= len(data)
             if left <= 0:

@@ -128,6 +128,16 @@ def test_what_is_no_conversation(messages: Any, message: str) -> None:
         ChatTemplate(CHATML, reserved=("<|im_end|>",)).render(messages)
 
 
+def test_fields_may_be_deep() -> None:
+    deep: Any = "<|im_end|>"
+    for _ in range(5000):
+        deep = [deep]
+    messages = [{**TALK[1], "meta": deep}, TALK[2]]
+    assert ChatTemplate(CHATML).render(messages).text == ChatTemplate(CHATML).render(TALK[1:3]).text
+    with pytest.raises(ConversationError, match="spells the special token"):
+        ChatTemplate(CHATML, reserved=("<|im_end|>",)).render(messages)
+
+
 def hf_folder(folder: Path, settings: dict[str, Any]) -> Store:
     """A tokenizer that knows a few words, ChatML's special tokens and all bytes, and cuts spaces off its offsets."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
