@@ -126,7 +126,8 @@ def prepare_data(
             keep_duplicates=keep_duplicates,
             run=run,
         )
-    typer.echo(f"{made.uri}: {'already there' if made.reused else 'written'}")
+    uri = made.uri.encode("utf-8", "backslashreplace").decode()  # names of folders need not be UTF-8
+    typer.echo(f"{uri}: {'already there' if made.reused else 'written'}")
     describe(made.manifest)
 
 

@@ -102,9 +102,12 @@ def read_chat_template(folder: Store) -> ChatTemplate:
     settings = tokenizer_settings(folder)
     found = settings.get("chat_template")
     if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        named = [entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     try:
         found = folder.read(TEMPLATE).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{TEMPLATE} in {folder.uri} is not UTF-8: {error}") from None
     except NotFound:
         if not isinstance(found, str):
             raise DataError(
@@ -126,7 +129,7 @@ def chat_template(source: str, settings: dict[str, Any]) -> ChatTemplate:
             tokens.append((name, value))
     try:
         _compiled(source)
-    except TemplateError as error:
+    except (TemplateError, RecursionError) as error:
         line = f" line {error.lineno}" if hasattr(error, "lineno") else ""
         raise DataError(f"the chat template cannot be read:{line} {error}") from None
     return ChatTemplate(source, tuple(tokens))
@@ -138,7 +141,7 @@ def tokenizer_settings(folder: Store) -> dict[str, Any]:
         settings = json.loads(folder.read(SETTINGS))
     except NotFound:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{SETTINGS} in {folder.uri} is not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise DataError(f"{SETTINGS} in {folder.uri} is not a JSON object")

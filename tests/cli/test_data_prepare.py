@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -95,6 +96,15 @@ def test_mistakes_are_sentences(
     assert refused.exit_code == 2
     assert refused.stderr.startswith("error: ") and message in refused.stderr, refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_folders_whose_names_are_not_utf_8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/gr\xfc"))
+    folder.mkdir()
+    (folder / "a.txt").write_text("one")
+    words = ["data", "prepare", "--input", str(folder), "--output", f"{folder}-out", "--vocab-size", "300"]
+    made = CliRunner().invoke(app, words)
+    assert made.exit_code == 0 and "gr\\udcfc-out: written" in made.stdout
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -166,6 +166,14 @@ def test_templates_of_hugging_face_folders(tmp_path: Path) -> None:
         read_chat_template(hf_folder(tmp_path / "three", {}))
     with pytest.raises(DataError, match="the chat template cannot be read: line 2 "):
         chat_template("{{ messages }}\n{% if %}", {})
+    for number, odd in enumerate((["x"], [{"name": "default"}], [{"template": "x"}], 7)):
+        with pytest.raises(DataError, match="has no chat template in"):
+            read_chat_template(hf_folder(tmp_path / f"odd-{number}", {"chat_template": odd}))
+    (tmp_path / "odd-0/chat_template.jinja").write_bytes(b"gr\xfc")
+    with pytest.raises(DataError, match=r"chat_template.jinja in .*odd-0 is not UTF-8: "):
+        read_chat_template(Store.open(str(tmp_path / "odd-0")))
+    with pytest.raises(DataError, match="the chat template cannot be read: maximum recursion"):
+        chat_template("{{ " + "(" * 3000 + " }}", {})
 
 
 def columns(folder: Path) -> tuple[list[int], list[int]]:
