@@ -15,7 +15,7 @@ from elastic_train.data.local_files import local_file, local_files
 from elastic_train.storage.store import Entry, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from elastic_train.config.operation import StorageConfig
     from elastic_train.data.chat import ChatTemplate
@@ -162,7 +162,7 @@ def _entries(source: str, storage: StorageConfig | None) -> Listed:
         beside = Store.open(folder or "/", storage)
         if (file := _single(beside, name)) is not None:
             return beside, (escape(name),), [file]
-    entries = _listed(store, lambda path: True)
+    entries = _listed(store, ("**",))
     if not entries:
         there = "holds no files" if "://" in source or Path(source).exists() else "is not there"
         raise DataError(f"input {source!r} {there}; accepted are {ACCEPTED}")
@@ -176,10 +176,14 @@ def _single(store: Store, name: str) -> Entry | None:
     return next((entry for entry in store.list(name) if entry.path == name), None) if store.exists(name) else None
 
 
-def _listed(store: Store, wanted: Callable[[str], bool]) -> list[Entry]:
-    """The files of a store whose path is wanted. (Object storage has objects that stand for folders.)"""
+def _listed(store: Store, pattern: Sequence[str]) -> list[Entry]:
+    """The files of a store whose paths match. (Object storage has objects that stand for folders.)"""
+
+    def wanted(path: str) -> bool:
+        return _matches(path.split("/"), pattern)
+
     if (local := store.local_path("any")) is not None:
-        return local_files(local.parent, wanted)
+        return local_files(local.parent, wanted, lambda folder: _leads_to(folder.split("/"), pattern))
     return [entry for entry in store.list() if not entry.path.endswith("/") and wanted(entry.path)]
 
 
@@ -210,7 +214,7 @@ def _matching(source: str, storage: StorageConfig | None) -> Listed:
     fixed = next(number for number, part in enumerate(parts) if _is_pattern(part))
     root = scheme + separator + "/".join(parts[:fixed])
     store = Store.open(root or ("/" if rest.startswith("/") else "."), storage)
-    entries = _listed(store, lambda path: _matches(path.split("/"), parts[fixed:]))
+    entries = _listed(store, parts[fixed:])
     if not entries:
         raise DataError(f"input {source!r} matches no files in {store.uri}; accepted are {ACCEPTED}")
     return store, tuple(parts[fixed:]), entries
@@ -227,3 +231,13 @@ def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
     if pattern[0] == "**":
         return any(_matches(path[depth:], pattern[1:] or ["*"]) for depth in range(len(path)))
     return fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
+
+
+def _leads_to(folder: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path that matches may be below the folder."""
+    for name, part in zip(folder, pattern, strict=False):
+        if part == "**":
+            return True
+        if not fnmatchcase(name, part):
+            return False
+    return len(folder) < len(pattern)

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def local_files(root: Path, wanted: Callable[[str], bool]) -> list[Entry]:
+def local_files(root: Path, wanted: Callable[[str], bool], entered: Callable[[str], bool]) -> list[Entry]:
     """Files below ``root`` whose path from there is ``wanted``, by name; none where ``root`` is no folder.
 
-    Raises :class:`DataError` for a wanted one that is no regular file (a link to nothing, a pipe, a device), and for
-    folders that cannot be listed.
+    Only folders whose path is ``entered`` are looked into. Raises :class:`DataError` for a wanted one that is no regular
+    file (a link to nothing, a pipe, a device), and for folders that cannot be listed.
     """
     if not root.is_dir():
         return []
-    return sorted(_entry(file, path) for path, file in _walk(root) if wanted(path))
+    return sorted(_entry(file, path) for path, file in _walk(root, entered) if wanted(path))
 
 
 def local_file(file: Path) -> Entry | None:
@@ -33,7 +33,7 @@ def local_file(file: Path) -> Entry | None:
     return _entry(str(file), file.name) if os.path.lexists(file) and not file.is_dir() else None
 
 
-def _walk(root: Path) -> Iterator[tuple[str, str]]:
+def _walk(root: Path, entered: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
     """(path from ``root``, file) of everything below it that is no folder."""
     todo: list[tuple[str, str, frozenset[tuple[int, int]]]] = [(str(root), "", frozenset())]
     while todo:
@@ -49,7 +49,8 @@ def _walk(root: Path) -> Iterator[tuple[str, str]]:
             raise DataError(f"input folder {folder} cannot be listed: {error.strerror}") from None
         for entry in entries:
             if os.path.isdir(entry.path):
-                todo.append((entry.path, f"{start}{entry.name}/", above | {this}))
+                if entered(start + entry.name):
+                    todo.append((entry.path, f"{start}{entry.name}/", above | {this}))
             else:
                 yield start + entry.name, entry.path
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,33 @@ def test_what_is_no_file_is_refused_by_name(tree: Path) -> None:
         with pytest.raises(DataError, match=message):
             open_corpus(source)
     assert names(f"{tree}/*.txt") == ["b.txt"]  # what was not asked for may be anything
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folders"),
+    [
+        ("*.txt", [""]),
+        ("c/*", ["c"]),
+        ("?/*.txt", ["", "c"]),
+        ("?/d/*", ["", "c"]),
+        ("**/*.x", ["", "c", "c/f", "other"]),
+    ],
+)
+def test_only_folders_that_a_pattern_leads_to_are_looked_into(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, folders: list[str]
+) -> None:
+    (tree / "other").mkdir()
+    (tree / "other/.x").touch()
+    seen, scandir = [], os.scandir
+
+    def seeing(folder: str) -> Any:
+        seen.append(os.path.relpath(folder, tree))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", seeing)
+    with suppress(DataError):
+        open_corpus(f"{tree}/{pattern}")
+    assert sorted(seen) == [folder or "." for folder in folders]
 
 
 def test_relative_inputs(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
