@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def local_files(root: Path, wanted: Callable[[str], bool], entered: Callable[[str], bool]) -> list[Entry]:
     """Files below ``root`` whose path from there is ``wanted``, by name; none where ``root`` is no folder.
 
-    Only folders whose path is ``entered`` are looked into. Raises :class:`DataError` for a wanted one that is no regular
+    Looks only into folders whose path is ``entered``. Raises :class:`DataError` for a wanted one that is no regular
     file (a link to nothing, a pipe, a device), and for folders that cannot be listed.
     """
     if not root.is_dir():
