@@ -105,6 +105,8 @@ def prepare_data(
 
     if tokenizer is not None and vocab_size is not None:
         raise UserError("give --vocab-size or --tokenizer, which has its own vocabulary")
+    if eos_token is not None and tokenizer is None:
+        raise UserError("--eos-token is for a tokenizer that is given; give --tokenizer as well")
     given = open_tokenizer(tokenizer, storage_of(tokenizer, endpoint_url), eos_token) if tokenizer else None
     chat = _chat(format, chat_template, tokenizer, given, endpoint_url)
     sources = inputs or ["python-stdlib"]
@@ -124,7 +126,8 @@ def prepare_data(
             keep_duplicates=keep_duplicates,
             run=run,
         )
-    typer.echo(f"{made.uri}: {'already there' if made.reused else 'written'}")
+    uri = made.uri.encode("utf-8", "backslashreplace").decode()  # names of folders need not be UTF-8
+    typer.echo(f"{uri}: {'already there' if made.reused else 'written'}")
     describe(made.manifest)
 
 
@@ -145,10 +148,11 @@ def _chat(
             "--format chat needs the tokenizer whose special tokens the chat template has; give --tokenizer"
         )
     from elastic_train.data.chat import chat_template, read_chat_template, tokenizer_settings
+    from elastic_train.data.given import folder_of
     from elastic_train.data.tokenizer import parse_tokenizer, special_tokens
     from elastic_train.storage.store import Store
 
-    place = tokenizer.rpartition("/")[0] or "." if tokenizer.endswith(".json") else tokenizer
+    place = folder_of(tokenizer)
     folder = Store.open(place, storage_of(place, endpoint_url))
     if template is None:
         found = read_chat_template(folder)
@@ -200,17 +204,24 @@ def storage_of(uri: str, endpoint_url: str | None) -> StorageConfig | None:
 
 
 def prepare_missing(job: Job) -> None:
-    """Prepare the job's data sets that are not there and whose folders are named after a corpus every machine has."""
+    """Prepare the job's data sets that are not there and whose folders are named after a corpus every machine has, all
+    with the same tokenizer: that of the first one that is there, else the first one's.
+    """
     from elastic_train.data.corpus import open_corpus
+    from elastic_train.data.given import given_tokenizer
     from elastic_train.data.manifest import MANIFEST
     from elastic_train.data.prepare import prepare
     from elastic_train.storage.store import Store
 
-    for source in job.data.all_sources:
-        name = source.uri.rstrip("/").rpartition("/")[2]
-        if name not in ("python-stdlib", "python-doc") or Store.open(source.uri, job.storage).exists(MANIFEST):
+    stores = {source.uri: Store.open(source.uri, job.storage) for source in job.data.all_sources}
+    there = [uri for uri, store in stores.items() if store.exists(MANIFEST)]
+    names = {uri: uri.rstrip("/").rpartition("/")[2] for uri in stores if uri not in there}
+    for uri, name in names.items():
+        if name not in ("python-stdlib", "python-doc"):
             continue
-        typer.echo(f"preparing {source.uri}")
+        typer.echo(f"preparing {uri}")
+        given = given_tokenizer(stores[there[0]]) if there else None
         with progress_bar() as progress:
             report = phase_reporter(progress)
-            prepare(open_corpus(name), source.uri, job.model.vocab_size, storage=job.storage, progress=report)
+            prepare(open_corpus(name), uri, job.model.vocab_size, storage=job.storage, progress=report, given=given)
+        there.append(uri)

@@ -17,7 +17,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import NotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jinja2 import Template
     from jinja2.parser import Parser
@@ -91,8 +91,10 @@ class ChatTemplate:
     def _text(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
         try:
             return _compiled(self.source).render(messages=messages, add_generation_prompt=prompt, **dict(self.tokens))
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise ConversationError(f"the chat template cannot render it: {error}") from None
+        except Exception as error:  # a template is a program of a stranger: it may fail in any way
+            raise ConversationError(
+                f"the chat template cannot render it: {str(error) or type(error).__name__}"
+            ) from None
 
 
 def read_chat_template(folder: Store) -> ChatTemplate:
@@ -100,9 +102,12 @@ def read_chat_template(folder: Store) -> ChatTemplate:
     settings = tokenizer_settings(folder)
     found = settings.get("chat_template")
     if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+        named = [entry for entry in found if isinstance(entry, dict) and entry.get("name") == "default"]
+        found = named[-1].get("template") if named else None
     try:
         found = folder.read(TEMPLATE).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{TEMPLATE} in {folder.uri} is not UTF-8: {error}") from None
     except NotFound:
         if not isinstance(found, str):
             raise DataError(
@@ -124,7 +129,7 @@ def chat_template(source: str, settings: dict[str, Any]) -> ChatTemplate:
             tokens.append((name, value))
     try:
         _compiled(source)
-    except TemplateError as error:
+    except (TemplateError, RecursionError) as error:
         line = f" line {error.lineno}" if hasattr(error, "lineno") else ""
         raise DataError(f"the chat template cannot be read:{line} {error}") from None
     return ChatTemplate(source, tuple(tokens))
@@ -136,7 +141,7 @@ def tokenizer_settings(folder: Store) -> dict[str, Any]:
         settings = json.loads(folder.read(SETTINGS))
     except NotFound:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{SETTINGS} in {folder.uri} is not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise DataError(f"{SETTINGS} in {folder.uri} is not a JSON object")
@@ -155,13 +160,28 @@ def _check(messages: Any, reserved: tuple[str, ...]) -> None:
             raise ConversationError(f"{place}.role is {_shown(role)}; accepted are {', '.join(ROLES)}")
         if not isinstance(content, str):
             raise ConversationError(f"{place}.content is {_shown(content)}; accepted is a string")
-        spelled = next((text for text in (*reserved, OPEN, CLOSE) if text in content), None)
-        if spelled is not None:
-            raise ConversationError(
-                f"{place}.content spells the special token {_shown(spelled)}; accepted is text without special tokens"
-            )
+        for where, text in _strings(message, place):  # a template may render any field
+            spelled = next((token for token in (*reserved, OPEN, CLOSE) if token in text), None)
+            if spelled is not None:
+                raise ConversationError(
+                    f"{where} spells the special token {_shown(spelled)}; accepted is text without special tokens"
+                )
     if not any(message["role"] == "assistant" for message in messages):
         raise ConversationError("messages has no turn of the assistant; accepted is a conversation with one at least")
+
+
+def _strings(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """(place, text) of every string in a JSON value, the names of fields too."""
+    todo = [(value, place)]  # no recursion: it may be as deep as Python can read
+    while todo:
+        value, place = todo.pop()
+        if isinstance(value, str):
+            yield place, value
+        elif isinstance(value, list):
+            todo += [(item, f"{place}[{number}]") for number, item in enumerate(value)]
+        elif isinstance(value, dict):
+            todo += [(item, f"{place}.{name}") for name, item in value.items()]
+            yield from ((f"a field's name in {place}", name) for name in value)
 
 
 def _shown(value: Any) -> str:

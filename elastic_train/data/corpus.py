@@ -6,10 +6,12 @@ import os
 import sysconfig
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from elastic_train.data.errors import DataError
+from elastic_train.data.local_files import local_file, local_files
 from elastic_train.storage.store import Entry, Store
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
     from elastic_train.config.operation import StorageConfig
     from elastic_train.data.chat import ChatTemplate
+
+    Listed = tuple[Store, tuple[str, ...], list[Entry]]
+    """The store of an input, the pattern that its files match in it, and the files by name."""
 
 Format = Literal["text", "jsonl", "parquet", "chat"]
 """``text``: a file is a document. ``jsonl``: a line is. ``parquet``: a row is. ``chat``: a line is a conversation."""
@@ -49,7 +54,15 @@ class InputFile:
     @property
     def compression(self) -> str | None:
         """``gzip``, ``zstd`` or None, by the end of the name."""
-        return COMPRESSIONS.get(Path(self.path).suffix)
+        return COMPRESSIONS.get(Path(self.path).suffix.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One input: the files of a store (its URI) whose paths, folder by folder, match ``pattern``."""
+
+    store: str
+    pattern: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +70,24 @@ class Corpus:
     """Files in a fixed order (inputs as given, in each by name) and how documents are read from them.
 
     ``column``: field of a JSON line or column of a Parquet file that holds the text. ``chat``: renders conversations.
+    ``sources``: what was asked for.
     """
 
     name: str
     files: tuple[InputFile, ...]
+    sources: tuple[Source, ...]
     storage: StorageConfig | None = None
     column: str = "text"
     chat: ChatTemplate | None = None
+
+    def takes(self, uri: str) -> bool:
+        """Whether a file at ``uri`` would be one of the input's, were it there when the files are listed."""
+        place = _resolved(uri)
+        return any(
+            place.startswith(f"{root}/") and _matches(place[len(root) + 1 :].split("/"), source.pattern)
+            for source in self.sources
+            for root in [_resolved(source.store).rstrip("/")]
+        )
 
 
 def open_corpus(
@@ -81,22 +105,38 @@ def open_corpus(
     if not inputs:
         raise DataError(f"no input is given; accepted are {ACCEPTED}")
     files: list[InputFile] = []
-    for source in inputs:
-        store, entries = _entries(source, storage)
-        before = f"{_name(source)}/" if len(inputs) > 1 else ""
+    sources: list[Source] = []
+    for source, before in zip(inputs, _prefixes(inputs), strict=True):
+        store, pattern, entries = _entries(source, storage)
+        sources.append(Source(store.uri, pattern))
         files += [
             InputFile(
                 store.uri, entry.path, before + entry.path, entry.size, entry.modified, format or _format(entry.path)
             )
             for entry in entries
         ]
-    return Corpus(_name(inputs[0]), tuple(files), storage, column, chat)
+    return Corpus(_name(inputs[0]), tuple(files), tuple(sources), storage, column, chat)
+
+
+def _prefixes(inputs: Sequence[str]) -> list[str]:
+    """What the names of the files of each input begin with, so that no two files have the same name."""
+    names = [_name(source) for source in inputs]
+    if len(names) == 1:
+        return [""]
+    if len(set(names)) == len(names):
+        return [f"{name}/" for name in names]
+    return [f"{number}/{name}/" for number, name in enumerate(names, start=1)]
+
+
+def _resolved(uri: str) -> str:
+    return uri if "://" in uri else os.path.realpath(uri)
 
 
 def _name(source: str) -> str:
     plain = source.partition("://")[2] if "://" in source else str(Path(source).absolute())
     parts = [part for part in plain.split("/") if part and not _is_pattern(part)]
-    return parts[-1] if parts else "input"
+    name = parts[-1] if parts else "input"
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")  # it is text in the manifest
 
 
 def _format(path: str) -> Format:
@@ -108,28 +148,46 @@ def _format(path: str) -> Format:
     return "parquet" if name.endswith(".parquet") else "text"
 
 
-def _entries(source: str, storage: StorageConfig | None) -> tuple[Store, list[Entry]]:
+def _entries(source: str, storage: StorageConfig | None) -> Listed:
     """The files of one input, by name."""
     if source == "python-stdlib":
         return _below(Path(sysconfig.get_path("stdlib")), ".py", NOT_LIBRARY)
     if source == "python-doc":
         return _python_doc()
-    if _is_pattern(source) and not ("://" not in source and Path(source).exists()):
+    if _is_pattern(source) and not ("://" not in source and os.path.lexists(source)):
         return _matching(source, storage)
     store = Store.open(source, storage)
     folder, _, name = store.uri.rstrip("/").rpartition("/")
-    if not source.endswith("/") and not folder.endswith(":/"):
+    if not source.endswith("/") and name and not folder.endswith(":/"):
         beside = Store.open(folder or "/", storage)
-        if beside.exists(name):
-            return beside, [entry for entry in beside.list(name) if entry.path == name]
-    entries = [entry for entry in store.list() if not entry.path.endswith("/")]
+        if (file := _single(beside, name)) is not None:
+            return beside, (escape(name),), [file]
+    entries = _listed(store, ("**",))
     if not entries:
         there = "holds no files" if "://" in source or Path(source).exists() else "is not there"
         raise DataError(f"input {source!r} {there}; accepted are {ACCEPTED}")
-    return store, entries
+    return store, ("**",), entries
 
 
-def _python_doc() -> tuple[Store, list[Entry]]:
+def _single(store: Store, name: str) -> Entry | None:
+    local = store.local_path(name)
+    if local is not None:
+        return local_file(local)
+    return next((entry for entry in store.list(name) if entry.path == name), None) if store.exists(name) else None
+
+
+def _listed(store: Store, pattern: Sequence[str]) -> list[Entry]:
+    """The files of a store whose paths match. (Object storage has objects that stand for folders.)"""
+
+    def wanted(path: str) -> bool:
+        return _matches(path.split("/"), pattern)
+
+    if (local := store.local_path("any")) is not None:
+        return local_files(local.parent, wanted, lambda folder: _leads_to(folder.split("/"), pattern))
+    return [entry for entry in store.list() if not entry.path.endswith("/") and wanted(entry.path)]
+
+
+def _python_doc() -> Listed:
     roots = sorted(Path("/usr/share/doc").glob("python3*/html/_sources"))
     if not roots:
         raise DataError(
@@ -138,7 +196,7 @@ def _python_doc() -> tuple[Store, list[Entry]]:
     return _below(roots[-1].resolve(), ".rst.txt", set())
 
 
-def _below(root: Path, end: str, without: set[str]) -> tuple[Store, list[Entry]]:
+def _below(root: Path, end: str, without: set[str]) -> Listed:
     entries = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in without]  # there may be much below them
@@ -147,19 +205,19 @@ def _below(root: Path, end: str, without: set[str]) -> tuple[Store, list[Entry]]
             entries.append(Entry(file.relative_to(root).as_posix(), stat.st_size, stat.st_mtime))
     if not entries:
         raise DataError(f"{root} holds no *{end} files")
-    return Store.open(str(root)), sorted(entries)
+    return Store.open(str(root)), ("**", f"*{end}"), sorted(entries)
 
 
-def _matching(source: str, storage: StorageConfig | None) -> tuple[Store, list[Entry]]:
+def _matching(source: str, storage: StorageConfig | None) -> Listed:
     scheme, separator, rest = source.rpartition("://")
     parts = rest.split("/")
     fixed = next(number for number, part in enumerate(parts) if _is_pattern(part))
     root = scheme + separator + "/".join(parts[:fixed])
     store = Store.open(root or ("/" if rest.startswith("/") else "."), storage)
-    entries = [entry for entry in store.list() if _matches(entry.path.split("/"), parts[fixed:])]
+    entries = _listed(store, parts[fixed:])
     if not entries:
         raise DataError(f"input {source!r} matches no files in {store.uri}; accepted are {ACCEPTED}")
-    return store, entries
+    return store, tuple(parts[fixed:]), entries
 
 
 def _is_pattern(part: str) -> bool:
@@ -173,3 +231,13 @@ def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
     if pattern[0] == "**":
         return any(_matches(path[depth:], pattern[1:] or ["*"]) for depth in range(len(path)))
     return fnmatchcase(path[0], pattern[0]) and _matches(path[1:], pattern[1:])
+
+
+def _leads_to(folder: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path that matches may be below the folder."""
+    for name, part in zip(folder, pattern, strict=False):
+        if part == "**":
+            return True
+        if not fnmatchcase(name, part):
+            return False
+    return len(folder) < len(pattern)

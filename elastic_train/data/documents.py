@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from elastic_train.data.chat import ConversationError, Rendered
 from elastic_train.data.errors import DataError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SPACE = " \t\r\n"
 """What JSON takes for white space."""
+DOCUMENT_BYTES = 2**27
+"""Of a file of text, or of a line. Longer ones are left out: one alone would take gigabytes of memory to encode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +30,25 @@ class Found:
     """A document, or what is there instead.
 
     ``place``: its line or row, from 1; of a line in the slice of a file it is counted from the slice's first; 0: the
-    file is the document. ``problem``: why ``text`` is None. ``spans``: of a conversation, as of
-    :class:`~elastic_train.data.chat.Rendered`.
+    file is the document. ``problem``: why ``text`` is None, in words and as ``kind``. ``spans``: of a conversation, as
+    of :class:`~elastic_train.data.chat.Rendered`.
     """
 
     place: int
     text: str | None
     problem: str = ""
     spans: tuple[tuple[int, int], ...] = ()
+    kind: Literal["not_utf8", "too_long"] = "not_utf8"
 
 
-def read_slice(corpus: Corpus, store: Store, piece: Slice) -> Iterator[Found]:
+def read_slice(corpus: Corpus, store: Store, piece: Slice, max_characters: int | None = None) -> Iterator[Found]:
     """The documents of a slice in order; ``store`` has its file.
 
-    Raises :class:`DataError` for input that is malformed, with its place.
+    What is longer than :data:`DOCUMENT_BYTES`, or for sure than ``max_characters``, is not read into memory. Raises
+    :class:`DataError` for input that is malformed, with its place.
     """
     if piece.file.format == "text":
-        yield _decoded(0, b"".join(_blocks(store, piece)))
+        yield _file(store, piece, max_characters)
     elif piece.file.format == "parquet":
         for row, value in read_rows(store, piece.file, corpus.column, piece.begin, piece.rows):
             yield _decoded(row, value or b"")
@@ -52,10 +56,19 @@ def read_slice(corpus: Corpus, store: Store, piece: Slice) -> Iterator[Found]:
         yield from _json_lines(corpus, store, piece)
 
 
-def _blocks(store: Store, piece: Slice) -> Iterator[bytes]:
-    if piece.file.compression is not None:
-        return decompressed(store, piece.file)
-    return iter([_checked(store, piece)])
+def _file(store: Store, piece: Slice, max_characters: int | None) -> Found:
+    limit, reason = DOCUMENT_BYTES, f"longer than {DOCUMENT_BYTES} bytes"
+    if max_characters is not None and 4 * max_characters < limit:  # a character has four bytes at most
+        limit, reason = 4 * max_characters, f"longer than {max_characters} characters"
+    too_long = Found(0, None, reason, kind="too_long")
+    if piece.file.compression is None:
+        return too_long if piece.file.size > limit else _decoded(0, _checked(store, piece))
+    data = bytearray()
+    for block in decompressed(store, piece.file):
+        data += block
+        if len(data) > limit:
+            return too_long
+    return _decoded(0, data)
 
 
 def _checked(store: Store, piece: Slice) -> bytes:
@@ -66,23 +79,16 @@ def _checked(store: Store, piece: Slice) -> bytes:
     return data
 
 
-def _numbered(store: Store, piece: Slice) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line) of the lines that begin in the slice."""
+def _lines(store: Store, piece: Slice) -> Iterator[bytes | None]:
+    """The lines that begin in the slice, None for those that are too long."""
     if piece.file.compression is not None:
-        yield from enumerate(lines(decompressed(store, piece.file)), start=1)
-        return
-    begin = max(piece.begin - 1, 0)  # with the byte before: the slice may begin with a line
-    number, place = 0, begin
-    for line in lines(ranged(store, piece.file.path, piece.file.size, begin, piece.end)):
-        if place >= piece.end:
-            return
-        if place >= piece.begin:
-            number += 1
-            yield number, line
-        place += len(line) + 1
+        return lines(decompressed(store, piece.file), DOCUMENT_BYTES)
+    first = max(piece.begin - 1, 0)  # with the byte before: the slice may begin with a line
+    blocks = ranged(store, piece.file.path, piece.file.size, first, piece.end)
+    return lines(blocks, DOCUMENT_BYTES, piece.begin - first, piece.end - first)
 
 
-def _decoded(place: int, data: bytes) -> Found:
+def _decoded(place: int, data: bytes | bytearray) -> Found:
     try:
         return Found(place, data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -90,7 +96,10 @@ def _decoded(place: int, data: bytes) -> Found:
 
 
 def _json_lines(corpus: Corpus, store: Store, piece: Slice) -> Iterator[Found]:
-    for number, line in _numbered(store, piece):
+    for number, line in enumerate(_lines(store, piece), start=1):
+        if line is None:
+            yield Found(number, None, f"longer than {DOCUMENT_BYTES} bytes", kind="too_long")
+            continue
         decoded = _decoded(number, line)
         if decoded.text is None or not decoded.text.strip(SPACE):
             yield decoded

@@ -27,9 +27,14 @@ def open_tokenizer(uri: str, storage: StorageConfig | None = None, eos_token: st
     """
     if not uri.endswith(".json"):
         return given_tokenizer(Store.open(uri, storage), eos_token)
-    folder, _, name = uri.rpartition("/")
-    store = Store.open(folder or ".", storage)
+    store, name = Store.open(folder_of(uri), storage), uri.rpartition("/")[2]
     return _with_end(store.read(name), f"{store.uri}/{name}", [eos_token] if eos_token else list(ENDS))
+
+
+def folder_of(uri: str) -> str:
+    """The folder that a tokenizer's settings are in: that of a ``tokenizer.json``, or ``uri`` itself."""
+    folder, slash, _ = uri.rpartition("/")
+    return (folder or slash or ".") if uri.endswith(".json") else uri
 
 
 def given_tokenizer(folder: Store, eos_token: str | None = None) -> GivenTokenizer:
@@ -37,6 +42,11 @@ def given_tokenizer(folder: Store, eos_token: str | None = None) -> GivenTokeniz
     if not folder.exists(MANIFEST):
         return read_tokenizer(folder, eos_token)
     manifest, _ = read_manifest(folder)
+    if eos_token is not None:
+        raise DataError(
+            f"--eos-token={eos_token} is not for {folder.uri}, a prepared data set: its documents end with "
+            f"{manifest.tokenizer.eos_token}; leave it out"
+        )
     given = GivenTokenizer(folder.read(manifest.tokenizer.path), manifest.tokenizer.eos_id)
     if given.sha256 != manifest.tokenizer.sha256:
         raise DataError(f"{folder.uri}/{manifest.tokenizer.path} has not the sha256 of its manifest")

@@ -66,6 +66,8 @@ def _opened(store: Store, file: InputFile, column: str) -> Iterator[tuple[pyarro
             raise DataError(
                 f"{file.uri} has no column {column!r}; accepted are its text columns: {_text_columns(schema)}"
             )
+        if schema.names.count(column) > 1:
+            raise DataError(f"{file.uri} has {schema.names.count(column)} columns {column!r}; accepted is one")
         if not _is_text(schema.field(column).type):
             raise DataError(
                 f"{file.uri}: column {column!r} holds {schema.field(column).type}; accepted are its text columns: "

@@ -9,20 +9,28 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
+
+import tokenizers
 
 from elastic_train.data.encode import EncodeTask, read_shards
 from elastic_train.data.errors import DataError
 from elastic_train.data.given import TOKENIZER
-from elastic_train.data.manifest import Manifest, Tokenizer, inputs_digest
+from elastic_train.data.manifest import MANIFEST, Manifest, Tokenizer, inputs_digest
 from elastic_train.data.parts import PART_BYTES, cut
 from elastic_train.data.publish import Prepared, Publication, files_of
-from elastic_train.data.scan import Scan, ScanTask, judged
+from elastic_train.data.scan import Scan, ScanTask
 from elastic_train.data.selection import Selection
 from elastic_train.data.shards import store_file
 from elastic_train.data.stages import KeptTask, Orders, Result, one_by_one, results
-from elastic_train.data.tokenizer import EOS_ID, SMALLEST_VOCABULARY, GivenTokenizer, parse_tokenizer, train_tokenizer
+from elastic_train.data.tokenizer import (
+    EOS_ID,
+    SMALLEST_VOCABULARY,
+    GivenTokenizer,
+    check_end,
+    parse_tokenizer,
+    train_tokenizer,
+)
 from elastic_train.storage.errors import NotFound
 from elastic_train.storage.store import Store
 
@@ -41,6 +49,12 @@ if TYPE_CHECKING:
 SHARD_TOKENS = 2**26
 BATCH_TOKENS = 2**18
 SAMPLE_BYTES = 16 * 2**20
+SAMPLE_SPREAD = 8
+"""How many times its share of the input's bytes a part keeps of the sample: the text may be anywhere in the input."""
+PREPARATION = 2
+"""Goes up with every change that makes other bytes of the same input and settings: what was made before is not reused,
+nor are its work files gone on with.
+"""
 WORK, LEFT_OUT = ".work", "left_out.jsonl"
 
 
@@ -111,10 +125,8 @@ class _Preparation:
         self._corpus, self._store, self._storage, self._settings = corpus, store, storage, settings
         self._given, self._run, self._report = given, run, report
         if given is not None:
-            parse_tokenizer(given)
-        inside = next((file for file in corpus.files if file.uri.startswith(f"{store.uri.rstrip('/')}/")), None)
-        if inside is not None:
-            raise DataError(f"the input {inside.uri} lies in the output {store.uri}; choose another folder")
+            check_end(given)
+        _check_apart(corpus, store)
         self._parts: tuple[Part, ...] = tuple(cut(corpus, settings.part_bytes))
         listing = [(file.uri, file.size, file.modified, file.format) for file in corpus.files]
         name = hashlib.sha256(repr((listing, sorted(self._decisive().items()))).encode()).hexdigest()
@@ -162,8 +174,9 @@ class _Preparation:
             tokenizer = f"given: sha256 {self._given.sha256}, eos_id {self._given.eos_id}"
             settings |= {"vocab_size": _entries(self._given), "sample_bytes": 0}
         else:
-            tokenizer = "byte-level BPE, trained on the documents with the smallest hashes"
+            tokenizer = f"byte-level BPE by tokenizers {tokenizers.__version__}"
         return {
+            "preparation": PREPARATION,
             "corpus": corpus.name,
             "formats": sorted({file.format for file in corpus.files}),
             "column": corpus.column,
@@ -173,11 +186,12 @@ class _Preparation:
         }
 
     def _scan(self) -> list[Scan]:
-        settings, size = self._settings, sum(piece.size for part in self._parts for piece in part)
-        share = 0.0 if self._given is not None else settings.sample_bytes / max(size, 1)
-        task = ScanTask(self._corpus, self._parts, settings.max_characters, share)
+        sizes = [sum(piece.size for piece in part) for part in self._parts]
+        wanted, total = 0 if self._given is not None else self._settings.sample_bytes, max(sum(sizes), 1)
+        task = ScanTask(self._corpus, self._parts, self._settings.max_characters)
         orders = [
-            {"part": number, "bytes": sum(piece.size for piece in part)} for number, part in enumerate(self._parts)
+            {"part": number, "bytes": size, "sample_bytes": min(wanted, -(-SAMPLE_SPREAD * wanted * size // total))}
+            for number, size in enumerate(sizes)
         ]
         return self._results("scan", task, orders, Scan, lambda scan: True, "read")
 
@@ -201,12 +215,7 @@ class _Preparation:
     def _trained(self, selection: Selection) -> GivenTokenizer:
         with suppress(NotFound):
             return GivenTokenizer(self._work.read(TOKENIZER), EOS_ID)
-        texts = list(selection.sample(self._settings.sample_bytes))
-        if not texts:
-            part, number = selection.smallest()
-            documents = judged(self._corpus, self._parts[part], self._settings.max_characters)
-            texts = [document.found.text or "" for document in islice(documents, number, number + 1)]
-        tokenizer = train_tokenizer(texts, self._settings.vocab_size)
+        tokenizer = train_tokenizer(selection.sample(self._settings.sample_bytes), self._settings.vocab_size)
         given = GivenTokenizer(tokenizer.to_str(pretty=True).encode() + b"\n", EOS_ID)
         self._work.write(TOKENIZER, [given.text])
         return given
@@ -267,6 +276,16 @@ class _Preparation:
     def _write_left_out(self, selection: Selection, folder: str) -> File | None:
         lines = b"".join(selection.left_out())
         return store_file(self._store, f"{folder}/{LEFT_OUT}", lines) if lines else None
+
+
+def _check_apart(corpus: Corpus, store: Store) -> None:
+    """A data set must not be input of the run that makes it, nor of the next one."""
+    inside = next((file for file in corpus.files if file.uri.startswith(f"{store.uri.rstrip('/')}/")), None)
+    if inside is not None:
+        raise DataError(f"the input {inside.uri} lies in the output {store.uri}; choose another folder")
+    for path in (MANIFEST, f"x/{TOKENIZER}", f"x/{LEFT_OUT}", "x/shard-00000.arrow", "x/shard-00000.ends.arrow"):
+        if corpus.takes(f"{store.uri.rstrip('/')}/{path}"):
+            raise DataError(f"the output {store.uri} lies in the input; choose another folder")
 
 
 def _entries(given: GivenTokenizer) -> int:

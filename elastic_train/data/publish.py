@@ -107,7 +107,7 @@ class Publication:
     def _is_whole(self, manifest: Manifest) -> bool:
         sizes = {entry.path: entry.size for entry in self._store.list()}
         files = [file for shard in manifest.shards for file in files_of(shard)]
-        return manifest.tokenizer.path in sizes and all(sizes.get(path) == size for path, size in files)
+        return all(path in sizes for path in _paths(manifest)) and all(sizes[path] == size for path, size in files)
 
     def _prepared(self, manifest: Manifest, reused: bool) -> Prepared:
         return Prepared(self._store.uri, manifest, hashlib.sha256(manifest.to_bytes()).hexdigest(), reused)

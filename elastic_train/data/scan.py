@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,13 +46,13 @@ def judged(corpus: Corpus, part: Part, max_characters: int | None) -> Iterator[J
     """Every document of a part, in order."""
     stores = {uri: Store.open(uri, corpus.storage) for uri in {piece.file.store for piece in part}}
     for number, piece in enumerate(part):
-        for found in read_slice(corpus, stores[piece.file.store], piece):
+        for found in read_slice(corpus, stores[piece.file.store], piece, max_characters):
             yield _judge(number, found, max_characters)
 
 
 def _judge(number: int, found: Found, max_characters: int | None) -> Judged:
     if found.text is None:
-        return Judged(number, found, b"", KINDS.index("not_utf8"), found.problem)
+        return Judged(number, found, b"", KINDS.index(found.kind), found.problem)
     if not found.text.strip():
         return Judged(number, found, b"", KINDS.index("empty"), "empty")
     if max_characters is not None and len(found.text) > max_characters:
@@ -71,7 +73,8 @@ class PartDigest:
 
     def add(self, document: Judged) -> None:
         name = f"{self._part[document.slice].file.name}:{document.found.place}".encode("utf-8", "surrogateescape")
-        self._digest.update(b"%d %d %d " % (document.kind, len(name), len(document.data)) + name + document.data)
+        self._digest.update(b"%d %d %d " % (document.kind, len(name), len(document.data)) + name)
+        self._digest.update(document.data)
         self._digest.update(repr(document.found.spans).encode())
 
     def hex(self) -> str:
@@ -80,50 +83,98 @@ class PartDigest:
 
 @dataclass(frozen=True, slots=True)
 class ScanTask:
-    """Looks at one part. ``sample_share``: of the documents, whose text is kept for the training of a tokenizer."""
+    """Looks at one part."""
 
     corpus: Corpus
     parts: tuple[Part, ...]
     max_characters: int | None
-    sample_share: float
 
     def __call__(self, order: dict[str, Any], advance: Callable[[int], None]) -> bytes:
-        """``order``: number of the part. Returns what :class:`Scan` is made of."""
+        """``order``: number of the ``part``, and ``sample_bytes``, how much of its text is kept to train a tokenizer.
+
+        Returns what :class:`Scan` is made of.
+        """
         part = self.parts[order["part"]]
-        rows: list[Judged] = []
-        digest, lines, slice_now = PartDigest(part), [0] * len(part), 0
+        columns, sample, digest = _Columns(), _Sample(order["sample_bytes"]), PartDigest(part)
+        lines, slice_now = [0] * len(part), 0
         for document in judged(self.corpus, part, self.max_characters):
             if document.slice != slice_now:
                 advance(sum(piece.size for piece in part[slice_now : document.slice]))
                 slice_now = document.slice
             digest.add(document)
             lines[document.slice] = document.found.place
-            rows.append(document)
+            value = xxhash.xxh3_128_digest(document.data)
+            if not document.kind:
+                sample.add(len(columns.kinds), value, document.data)
+            columns.add(document, value)
         advance(sum(piece.size for piece in part[slice_now:]))
-        return _packed(rows, sample_limit(self.sample_share), digest.hex(), lines)
+        return _packed(columns, sample.texts(), digest.hex(), lines)
 
 
-def sample_limit(share: float) -> int:
-    """Documents whose hash begins with less are a sample of about ``share`` of them: the same ones in any order."""
-    return min(int(share * 2**64), 2**64)
+class _Columns:
+    """What is kept of the documents: not what they say."""
+
+    def __init__(self) -> None:
+        self.slices, self.places, self.sizes, self.kinds = array("i"), array("q"), array("q"), array("B")
+        self.hashes = bytearray()
+        self.reasons: dict[int, str] = {}
+
+    def add(self, document: Judged, value: bytes) -> None:
+        if document.reason:
+            self.reasons[len(self.kinds)] = document.reason
+        self.slices.append(document.slice)
+        self.places.append(document.found.place)
+        self.sizes.append(len(document.data))
+        self.kinds.append(document.kind)
+        self.hashes += value
 
 
-def _packed(rows: list[Judged], limit: int, digest: str, lines: list[int]) -> bytes:
-    hashes = [xxhash.xxh3_128_digest(row.data) for row in rows]
-    sampled = [
-        not row.kind and int.from_bytes(value[:8], "big") < limit for row, value in zip(rows, hashes, strict=True)
-    ]
-    columns = [
-        [row.slice for row in rows],
-        [row.found.place for row in rows],
+class _Sample:
+    """The documents with the smallest hashes that have ``limit`` bytes together, of equal ones the first.
+
+    Of longer documents only so much is kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size = limit, 0
+        self._held: list[tuple[int, int, bytes]] = []  # a heap, the largest hash first
+        self._hashes: set[int] = set()
+
+    def add(self, number: int, value: bytes, data: bytes) -> None:
+        key = -int.from_bytes(value, "big")
+        if key in self._hashes or (self._size >= self._limit and (not self._held or key < self._held[0][0])):
+            return
+        heappush(self._held, (key, number, data[: self._limit]))
+        self._hashes.add(key)
+        self._size += len(data[: self._limit])
+        while self._size - len(self._held[0][2]) >= self._limit:
+            largest, _, text = heappop(self._held)
+            self._hashes.remove(largest)
+            self._size -= len(text)
+
+    def texts(self) -> dict[int, str]:
+        """By number of the document."""
+        return {number: beginning(data, self._limit) for _, number, data in self._held}
+
+
+def beginning(data: bytes, size: int) -> str:
+    """The whole characters in the first ``size`` bytes of UTF-8."""
+    return data[:size].decode(errors="ignore")
+
+
+def _packed(columns: _Columns, sample: dict[int, str], digest: str, lines: list[int]) -> bytes:
+    numbers = range(len(columns.kinds))
+    hashes = pa.Array.from_buffers(pa.binary(16), len(numbers), [None, pa.py_buffer(bytes(columns.hashes))])
+    arrays = [
+        pa.array(np.asarray(columns.slices)),
+        pa.array(np.asarray(columns.places)),
         hashes,
-        [len(row.data) for row in rows],
-        [row.kind for row in rows],
-        [row.reason or None for row in rows],
-        [row.found.text if taken else None for row, taken in zip(rows, sampled, strict=True)],
+        pa.array(np.asarray(columns.sizes)),
+        pa.array(np.asarray(columns.kinds)),
+        pa.array((columns.reasons.get(number) for number in numbers), pa.string(), size=len(numbers)),
+        pa.array((sample.get(number) for number in numbers), pa.large_string(), size=len(numbers)),
     ]
     schema = _SCHEMA.with_metadata({"sha256": digest, "lines": json.dumps(lines)})
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastic_train.data.scan import KINDS, sample_limit
+from elastic_train.data.scan import KINDS, beginning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,19 +55,21 @@ class Selection:
         return int(self._scans[part].sizes[kept].sum())
 
     def sample(self, sample_bytes: int) -> Iterator[str]:
-        """Texts of about ``sample_bytes`` for the training of a tokenizer, of what the scans have kept for it."""
-        total = sum(self.kept_bytes(part) for part in range(len(self._parts)))
-        limit = sample_limit(sample_bytes / max(total, 1))
+        """Texts of ``sample_bytes`` for the training of a tokenizer: those with the smallest hashes of what the scans
+        have kept for it, the last one cut.
+        """
+        found: dict[bytes, tuple[int, int]] = {}
         for part, scan in enumerate(self._scans):
-            kept = (self.kinds[self._starts[part] : self._starts[part + 1]] == 0) & (scan.hashes["high"] <= limit - 1)
-            for number in np.flatnonzero(kept & scan.sample.is_valid().to_numpy()):
-                yield scan.sample[int(number)].as_py()
-
-    def smallest(self) -> tuple[int, int]:
-        """(part, number in it) of the document in the data set with the smallest hash."""
-        hashes = np.concatenate([scan.hashes["high"] for scan in self._scans])
-        kept = np.flatnonzero(self.kinds == 0)
-        return self._place(int(kept[np.argmin(hashes[kept])]))
+            for number in np.flatnonzero(scan.sample.is_valid().to_numpy()):
+                found.setdefault(scan.hashes[number].tobytes(), (part, int(number)))
+        left = sample_bytes
+        for value in sorted(found):
+            place, row = found[value]
+            data = self._scans[place].sample[row].as_py().encode()
+            yield beginning(data, left)
+            left -= len(data)
+            if left <= 0:
+                return
 
     def left_out(self) -> Iterator[bytes]:
         """A line of JSON for each document that is not in the data set, in order."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -51,7 +53,7 @@ class StoredFile(io.RawIOBase):
 def open_file(store: Store, path: str) -> pa.NativeFile:
     """With random access, for pyarrow."""
     local = store.local_path(path)
-    return pa.OSFile(str(local)) if local is not None else pa.PythonFile(StoredFile(store, path), mode="r")
+    return pa.OSFile(os.fsencode(local)) if local is not None else pa.PythonFile(StoredFile(store, path), mode="r")
 
 
 def decompressed(store: Store, file: InputFile) -> Iterator[bytes]:
@@ -72,14 +74,31 @@ def ranged(store: Store, path: str, size: int, begin: int, end: int) -> Iterator
         begin += length
 
 
-def lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines without their newline; what follows the last newline is one too, unless it is empty."""
-    rest: list[bytes] = []
+def lines(blocks: Iterator[bytes], limit: int, begin: int = 0, end: int = sys.maxsize) -> Iterator[bytes | None]:
+    """The lines that begin at bytes [begin, end) of a stream, without their newline; None for one that is longer than
+    ``limit`` bytes, of which no more is held.
+
+    What follows the last newline is a line too, unless it is empty. Nothing is read to find the end of a line that is
+    not wanted.
+    """
+    held: list[bytes] = []
+    start = size = 0  # of the line that is being read
     for block in blocks:
-        first, *more = block.split(b"\n")
-        rest.append(first)
-        for line in more:
-            yield b"".join(rest)
-            rest = [line]
-    if last := b"".join(rest):
-        yield last
+        *ended, last = block.split(b"\n")
+        for piece in ended:
+            held.append(piece)
+            size += len(piece)
+            if start >= begin:
+                yield b"".join(held) if size <= limit else None
+            start, size = start + size + 1, 0
+            held.clear()
+            if start >= end:
+                return
+        held.append(last)
+        size += len(last)
+        if start < begin or size > limit:
+            held.clear()
+            if start + size >= end:
+                break
+    if size and begin <= start < end:
+        yield b"".join(held) if size <= limit else None

@@ -45,6 +45,19 @@ def parse_tokenizer(given: GivenTokenizer) -> Tokenizer:
     return tokenizer
 
 
+def check_end(given: GivenTokenizer) -> None:
+    """Raises DataError when a text can spell the token that ends a document: it would end there."""
+    tokenizer = parse_tokenizer(given)
+    tokenizer.encode_special_tokens = True
+    name = tokenizer.id_to_token(given.eos_id)
+    for text in (name, f"a{name}a", tokenizer.decode([given.eos_id], skip_special_tokens=False)):
+        if given.eos_id in tokenizer.encode(text, add_special_tokens=False).ids:
+            raise DataError(
+                f"tokenizer.json: the text {text!r} is encoded as entry {given.eos_id} ({name}), which shall end "
+                "documents; accepted is one that no text can spell: a special token"
+            )
+
+
 def load_tokenizer(text: bytes) -> Tokenizer:
     """Raises DataError for text that is no tokenizer."""
     try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,10 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from elastic_train.cli.data_prepare import prepare_missing
 from elastic_train.cli.main import app
 from elastic_train.controller.local_cluster import LocalCluster
+from elastic_train.data.corpus import open_corpus
+from elastic_train.data.prepare import prepare
 from tests.cli.command import elastic_train
 from tests.data.data_sets import assert_whole, contents, decoded
+from tests.jobs import make_job
 from tests.ray_job import refill
 
 TEXTS = [f"The number {number} comes after {number - 1}.\n" * (number % 5 + 1) for number in range(60)]
@@ -71,6 +76,7 @@ def test_conversations(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("--vocab-size", "300", "--tokenizer", "x"), "give --vocab-size or --tokenizer"),
+        (("--eos-token", "x"), "--eos-token is for a tokenizer that is given; give --tokenizer as well"),
         (("--format", "chat"), "--format chat needs the tokenizer whose special tokens"),
         (("--chat-template", "x"), "--chat-template is for conversations; give --format chat"),
         (("--address", "127.0.0.1:1"), "--address is that of a Ray cluster; give --ray as well"),
@@ -92,15 +98,41 @@ def test_mistakes_are_sentences(
     assert not (tmp_path / "out").exists()
 
 
+def test_folders_whose_names_are_not_utf_8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/gr\xfc"))
+    folder.mkdir()
+    (folder / "a.txt").write_text("one")
+    words = ["data", "prepare", "--input", str(folder), "--output", f"{folder}-out", "--vocab-size", "300"]
+    made = CliRunner().invoke(app, words)
+    assert made.exit_code == 0 and "gr\\udcfc-out: written" in made.stdout
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_data_sets_that_are_missing_get_one_tokenizer(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """Those of a corpus that every machine has; here the library is small, and another one each time."""
+    for name in "ab":
+        (tmp_path / "library" / name).mkdir(parents=True)
+        (tmp_path / "library" / name / "x.py").write_text(f"print({name * 9!r})\n")
+    libraries = iter("ab")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "library" / next(libraries)))
+    uris = [str(tmp_path / name / "python-stdlib") for name in "ab"]
+    if there:
+        uris.append(str(tmp_path / "own"))
+        prepare(open_corpus(str(inputs), column="body"), uris[2], 280)
+    sources = [{"name": f"s{number}", "uri": uri, "weight": 1} for number, uri in enumerate(uris)]
+    prepare_missing(make_job(tmp_path, tmp_path, "job", "data.uri=null", f"data.sources={json.dumps(sources)}"))
+    (_,) = {assert_whole(Path(uri)).tokenizer.sha256 for uri in uris}
+
+
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_a_cluster_gives_the_same_bytes_with_any_number_of_workers_and_without_some(
     inputs: Path, tmp_path: Path, ray_cluster: LocalCluster
 ) -> None:
     from elastic_train.controller.ray_prepare import cluster_runner
-    from elastic_train.data.corpus import open_corpus
     from elastic_train.data.errors import DataError
-    from elastic_train.data.prepare import prepare
 
     corpus = open_corpus(str(inputs), column="body")
     small = {"shard_tokens": 300, "batch_tokens": 64, "part_bytes": 1000}

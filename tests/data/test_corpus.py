@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,73 @@ def test_globs(tree: Path, pattern: str, found: list[str]) -> None:
     assert names(f"{tree}/{pattern}") == found
 
 
+def test_ends_of_names_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "X.JSONL.GZ").write_bytes(b"x")
+    (file,) = open_corpus(str(tmp_path)).files
+    assert (file.format, file.compression) == ("jsonl", "gzip")
+
+
+def test_links_are_followed_and_no_name_is_passed_over(tree: Path, tmp_path: Path) -> None:
+    (tree / ".tmp-x.txt").write_text("x")
+    (tmp_path / "other/deep").mkdir(parents=True)
+    (tmp_path / "other/deep/x.txt").write_text("x")
+    (tree / "linked").symlink_to(tmp_path / "other")
+    (tree / "link.txt").symlink_to("b.txt")
+    (tmp_path / "other/deep/back").symlink_to(tree / "linked/deep")
+    (tmp_path / "other/up").symlink_to(tree)
+    texts = [".tmp-x.txt", "b.txt", "c/f/[1].txt", "link.txt", "linked/deep/x.txt"]
+    assert [name for name in names(str(tree)) if name.endswith(".txt")] == texts
+    assert names(f"{tree}/**/*.txt") == texts
+    (tmp_path / "alias").symlink_to(tree)
+    assert names(f"{tmp_path}/alias/*.txt") == [".tmp-x.txt", "b.txt", "link.txt"]
+
+
+def test_what_is_no_file_is_refused_by_name(tree: Path) -> None:
+    os.mkfifo(tree / "c/pipe.log")
+    for source in (str(tree), f"{tree}/c/*.log", f"{tree}/c/pipe.log"):
+        with pytest.raises(DataError, match=rf"input {tree}/c/pipe.log is a named pipe; accepted are files"):
+            open_corpus(source)
+    (tree / "c/pipe.log").unlink()
+    (tree / "dead.log").symlink_to("nowhere")
+    (tree / "round.log").symlink_to("round.log")
+    for source, message in (
+        (str(tree), r"dead.log is a link to 'nowhere', which cannot be read \(No such file"),
+        (f"{tree}/dead.log", "dead.log is a link to 'nowhere'"),
+        (f"{tree}/r*", r"round.log is a link to 'round.log', which cannot be read \(Too many"),
+        ("/dev/null", "input /dev/null is a device; accepted are files"),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_corpus(source)
+    assert names(f"{tree}/*.txt") == ["b.txt"]  # what was not asked for may be anything
+
+
+@pytest.mark.parametrize(
+    ("pattern", "folders"),
+    [
+        ("*.txt", [""]),
+        ("c/*", ["c"]),
+        ("?/*.txt", ["", "c"]),
+        ("?/d/*", ["", "c"]),
+        ("**/*.x", ["", "c", "c/f", "other"]),
+    ],
+)
+def test_only_folders_that_a_pattern_leads_to_are_looked_into(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, folders: list[str]
+) -> None:
+    (tree / "other").mkdir()
+    (tree / "other/.x").touch()
+    seen, scandir = [], os.scandir
+
+    def seeing(folder: str) -> Any:
+        seen.append(os.path.relpath(folder, tree))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", seeing)
+    with suppress(DataError):
+        open_corpus(f"{tree}/{pattern}")
+    assert sorted(seen) == [folder or "." for folder in folders]
+
+
 def test_relative_inputs(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tree.parent)
     assert names("tree/*.txt") == ["b.txt"] and names("*/b.txt") == ["tree/b.txt"]
@@ -66,6 +136,16 @@ def test_relative_inputs(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_of_several_inputs_the_order_counts_and_names_say_which(tree: Path) -> None:
     assert names(str(tree / "c/f"), str(tree / "b.txt")) == ["f/[1].txt", "f/g.jsonl", "b.txt/b.txt"]
+
+
+def test_no_two_files_have_the_same_name(tree: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        (tmp_path / name / "data/x.txt").write_text("x")
+    assert names(f"{tmp_path}/a/data", f"{tmp_path}/b/data") == ["1/data/x.txt", "2/data/x.txt"]
+    assert names(f"{tree}/b.txt", f"{tree}/*.jsonl", f"{tree}/b.txt") == [
+        "1/b.txt/b.txt", "2/tree/a.jsonl", "3/b.txt/b.txt"
+    ]  # fmt: skip
 
 
 def test_the_standard_library_without_its_tests() -> None:

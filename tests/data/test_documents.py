@@ -181,6 +181,11 @@ def test_parquet_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         read(file)
     with pytest.raises(DataError, match=r"a.parquet: column 'number' holds int64; accepted are its text columns: body"):
         read(file, column="number")
+    twice = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(twice, file)
+    with pytest.raises(DataError, match=r"a.parquet has 2 columns 'text'; accepted is one"):
+        read(file)
+    pq.write_table(pa.table({"body": ["a"]}), file)
     for damaged in (b"PAR1 but no more", file.read_bytes()[:-1], b""):
         file.write_bytes(damaged)
         with pytest.raises(DataError, match=rf"{re.escape(str(file))} is damaged, or no Parquet file: "):

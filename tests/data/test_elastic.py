@@ -29,7 +29,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
         (folder / f"{number}.txt").write_text(
             " ".join(str(chance.randrange(1000)) for _ in range(chance.randrange(400)))
         )
-    return prepare(open_corpus(str(folder)), str(folder / "shards"), 300, shard_tokens=1000, batch_tokens=64).uri
+    return prepare(open_corpus(f"{folder}/*.txt"), str(folder / "shards"), 300, shard_tokens=1000, batch_tokens=64).uri
 
 
 def open_batches(uri: str) -> tuple[TokenDataset, StepBatches]:

@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
+from elastic_train.data.corpus import open_corpus
 from elastic_train.data.errors import DataError
-from elastic_train.data.given import open_tokenizer
+from elastic_train.data.given import folder_of, open_tokenizer
+from elastic_train.data.prepare import prepare
 from elastic_train.data.tokenizer import parse_tokenizer
+from elastic_train.storage.errors import NotFound
 
 
 def folder(path: Path, tokens: list[str], **files: object) -> Path:
@@ -52,6 +55,27 @@ def test_a_file_says_it_when_only_one_of_its_entries_can_be_meant(
     assert open_tokenizer(two, eos_token="<|im_end|>").eos_id == 2
     with pytest.raises(DataError, match=r"two/tokenizer\.json has no entry of <eos>; documents need a token that ends"):
         open_tokenizer(two, eos_token="<eos>")
+
+
+def test_where_a_tokenizer_lies() -> None:
+    for uri, place in (
+        ("a/tokenizer.json", "a"),
+        ("tokenizer.json", "."),
+        ("/tokenizer.json", "/"),
+        ("/a", "/a"),
+        ("s3://b/x/y.json", "s3://b/x"),
+    ):
+        assert folder_of(uri) == place
+    with pytest.raises(NotFound, match=r"^/no-such\.json"):
+        open_tokenizer("/no-such.json")
+
+
+def test_a_prepared_data_set_says_itself_what_ends_a_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    prepare(open_corpus(str(tmp_path / "a.txt")), str(tmp_path / "out"), 300)
+    assert open_tokenizer(str(tmp_path / "out")).eos_id == 0
+    with pytest.raises(DataError, match=r"--eos-token=</s> is not for .*/out, a prepared data set: .*<\|endoftext\|>;"):
+        open_tokenizer(str(tmp_path / "out"), eos_token="</s>")
 
 
 @pytest.mark.parametrize(

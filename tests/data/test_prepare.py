@@ -1,28 +1,34 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pickle
 import random
 import secrets
 import shutil
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer
+import xxhash
+from tokenizers import AddedToken, Tokenizer
 
 from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import Corpus, open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
-from elastic_train.data.given import read_tokenizer
+from elastic_train.data.given import given_tokenizer, read_tokenizer
+from elastic_train.data.parts import cut
 from elastic_train.data.prepare import prepare
 from elastic_train.data.publish import Prepared
+from elastic_train.data.scan import KINDS, Scan, ScanTask
 from elastic_train.data.stages import Advance, Orders, Task, one_by_one
-from elastic_train.data.tokenizer import encode_documents, train_tokenizer
+from elastic_train.data.tokenizer import GivenTokenizer, encode_documents, train_tokenizer
+from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
 from tests.data.data_sets import assert_whole, contents, decoded, texts_of
 from tests.s3_server import S3Server
@@ -93,13 +99,38 @@ def test_a_prepared_data_set_is_reused_and_others_are_kept(text_folder: Path, tm
     assert assert_whole(Path(out)) == replaced.manifest
 
 
+@pytest.mark.parametrize("version", ["elastic_train.data.prepare.PREPARATION", "tokenizers.__version__"])
+def test_what_another_version_has_made_is_not_reused(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    corpus, out = open_corpus(str(text_folder)), str(tmp_path / "out")
+    made = prepare_small(corpus, out)
+    given = given_tokenizer(Store.open(out))
+    prepare(corpus, f"{out}-given", 300, given=given)
+    monkeypatch.setattr(version, 99)
+    with pytest.raises(DataError, match="holds a data set made from other inputs"):
+        prepare_small(corpus, out)
+    assert prepare_small(corpus, out, overwrite=True).manifest.inputs_sha256 != made.manifest.inputs_sha256
+    if version.startswith("tokenizers"):
+        assert prepare(corpus, f"{out}-given", 300, given=given).reused
+    folders: set[str] = set()  # of work files, which are not gone on with either
+
+    def look(phase: str, done: int, total: int) -> None:
+        folders.update(path.name for path in tmp_path.glob("out-*/.work/*"))
+
+    for number in (99, 100):
+        monkeypatch.setattr(version, number)
+        prepare(corpus, f"{out}-{number}", 300, progress=look)
+    assert len(folders) == 2
+
+
 def test_a_data_set_that_lost_a_shard_is_made_again(text_folder: Path, tmp_path: Path) -> None:
     corpus, out = open_corpus(str(text_folder)), tmp_path / "out"
     manifest = prepare_small(corpus, str(out)).manifest
     before = contents(out)
-    ends = manifest.shards[1].ends
-    assert ends is not None
-    for lost in (manifest.shards[1].path, ends.path, manifest.tokenizer.path):
+    ends, left_out = manifest.shards[1].ends, manifest.left_out
+    assert ends is not None and left_out is not None
+    for lost in (manifest.shards[1].path, ends.path, manifest.tokenizer.path, left_out.path):
         (out / lost).unlink()
         assert not prepare_small(corpus, str(out)).reused
         assert contents(out) == before
@@ -124,24 +155,94 @@ def test_text_that_spells_the_end_token_is_text() -> None:
     assert tokenizer.decode(tokens[:-1]) == "before <|endoftext|> after"
 
 
-def test_a_tokenizer_is_trained_on_a_share_of_the_text_or_at_least_one_document(
-    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[list[str]] = []
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The texts that tokenizers are trained on."""
+    found: list[list[str]] = []
 
     def remember(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        trained.append(list(texts))
-        return train_tokenizer(trained[-1], vocab_size)
+        found.append(list(texts))
+        return train_tokenizer(found[-1], vocab_size)
 
     monkeypatch.setattr("elastic_train.data.prepare.train_tokenizer", remember)
+    return found
+
+
+def by_hash(texts: Iterable[str]) -> list[str]:
+    return sorted(set(texts), key=lambda text: xxhash.xxh3_128_digest(text.encode()))
+
+
+def test_a_tokenizer_is_trained_on_the_texts_with_the_smallest_hashes(
+    text_folder: Path, tmp_path: Path, trained: list[list[str]]
+) -> None:
     corpus = open_corpus(str(text_folder))
-    texts = texts_of(corpus)
+    texts = by_hash(texts_of(corpus))
     total = sum(len(text.encode()) for text in texts)
     for number, wanted in enumerate((total, total // 3, 1)):
-        prepare(corpus, str(tmp_path / f"{number}"), 300, sample_bytes=wanted)
-    assert trained[0] == texts
-    assert 6 <= len(trained[1]) <= 21 and set(trained[1]) < set(texts)
-    assert len(trained[2]) == 1 and trained[2][0] in trained[1]
+        for part_bytes in (2**26, total // 6):
+            prepare(corpus, str(tmp_path / f"{number}-{part_bytes}"), 300, sample_bytes=wanted, part_bytes=part_bytes)
+            assert sum(len(text.encode()) for text in trained[-1]) in range(wanted - 3, wanted + 1)  # whole characters
+            assert "".join(texts).startswith("".join(trained[-1]))
+
+
+def test_the_sample_is_of_text_however_little_of_the_input_is_text(
+    text_folder: Path, tmp_path: Path, trained: list[list[str]]
+) -> None:
+    texts = texts_of(open_corpus(str(text_folder)))
+    lines = [json.dumps({"text": text, "other": "x" * 50 * len(text)}) for text in [*texts, *texts]]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    size = sum(len(text.encode()) for text in texts)
+    for number, part_bytes in enumerate((2**26, 2**18)):
+        corpus = open_corpus(str(tmp_path / "a.jsonl"))
+        prepare(corpus, str(tmp_path / f"{number}"), 300, sample_bytes=size, part_bytes=part_bytes)
+        assert trained[-1] == by_hash(texts)
+
+
+def test_the_first_look_keeps_no_text_but_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic_train.data.streams.BLOCK", 2**16)
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": f"{number} " + "x" * 20_000}) + "\n" for number in range(500))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"x" * 10_000_000))
+    with gzip.open(tmp_path / "c.jsonl.gz", "wb") as packed:
+        packed.write(b'{"text": "' + b"x" * 10_000_000 + b'"}\n')
+    monkeypatch.setattr("elastic_train.data.documents.DOCUMENT_BYTES", 2**17)
+    corpus = open_corpus(str(tmp_path))
+    task = ScanTask(corpus, tuple(cut(corpus, 2**30)), 30_000)
+    tracemalloc.start()
+    try:
+        result = task({"part": 0, "sample_bytes": 100_000}, lambda count: None)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+    scan = Scan(result)
+    assert scan.kinds.tolist() == [0] * 500 + [KINDS.index("too_long")] * 2
+    assert [reason for reason in scan.reasons.to_pylist() if reason] == [
+        "longer than 30000 characters",
+        "longer than 131072 bytes",
+    ]
+
+
+@pytest.mark.parametrize("part_bytes", [2**20, 1000])
+def test_a_line_that_is_too_long_is_left_out_and_not_read_once_per_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr("elastic_train.data.documents.DOCUMENT_BYTES", 10_000)
+    monkeypatch.setattr("elastic_train.data.streams.TAIL_BLOCK", 100)
+    lines = [json.dumps({"text": text}) for text in ("one", "x" * 9_900, "y" * 90_000, "two")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    read, count = LocalStore.read, [0]
+
+    def counted(store: LocalStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = read(store, path, offset, length)
+        count[0] += len(data) * path.endswith("a.jsonl")
+        return data
+
+    monkeypatch.setattr(LocalStore, "read", counted)
+    prepare(open_corpus(str(tmp_path / "a.jsonl")), str(tmp_path / "out"), 300, part_bytes=part_bytes)
+    assert count[0] < 3 * 100_000
+    assert decoded(tmp_path / "out") == ["one", "x" * 9_900, "two"]
+    (left_out,) = (tmp_path / "out").glob("*/left_out.jsonl")
+    assert json.loads(left_out.read_text()) == {"name": "a.jsonl:3", "reason": "longer than 10000 bytes"}
 
 
 def test_settings_and_corpora_that_make_no_data_set(text_folder: Path, tmp_path: Path) -> None:
@@ -171,7 +272,7 @@ def test_s3_holds_the_same_bytes(text_folder: Path, tmp_path: Path, s3_environme
     assert prepare_small(corpus, uri, storage=storage).reused
 
 
-def given_tokenizer(folder: Path, text_folder: Path, eos: object) -> Path:
+def hf_folder(folder: Path, text_folder: Path, eos: object) -> Path:
     """A Hugging Face folder with a tokenizer that has two special tokens; the second one ends a text."""
     tokenizer = train_tokenizer(texts_of(open_corpus(str(text_folder))), 290)
     tokenizer.add_special_tokens(["<|pad|>", "<|end|>"])
@@ -184,7 +285,7 @@ def given_tokenizer(folder: Path, text_folder: Path, eos: object) -> Path:
 
 def test_a_given_tokenizer_is_used_as_it_is(text_folder: Path, tmp_path: Path) -> None:
     corpus = open_corpus(str(text_folder))
-    folder = given_tokenizer(tmp_path / "model", text_folder, [291, 290])
+    folder = hf_folder(tmp_path / "model", text_folder, [291, 290])
     given = read_tokenizer(Store.open(str(folder)))
     made = prepare(corpus, str(tmp_path / "out"), 300, given=given)
     entry = made.manifest.tokenizer
@@ -202,11 +303,23 @@ def test_a_given_tokenizer_is_used_as_it_is(text_folder: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(("eos", "message"), [(None, "has eos_token_id=None"), (999, "has no entry 999")])
 def test_a_given_tokenizer_needs_an_end_of_text(eos: object, message: str, text_folder: Path, tmp_path: Path) -> None:
-    folder = Store.open(str(given_tokenizer(tmp_path / "model", text_folder, eos)))
+    folder = Store.open(str(hf_folder(tmp_path / "model", text_folder, eos)))
     with pytest.raises(DataError, match=message):
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 300, given=read_tokenizer(folder))
     with pytest.raises(DataError, match=r"a tokenizer is a tokenizer\.json, a folder"):
         read_tokenizer(Store.open(str(tmp_path / "nowhere")))
+
+
+def test_an_end_that_a_text_can_spell_is_refused(text_folder: Path, tmp_path: Path) -> None:
+    corpus = open_corpus(str(text_folder))
+    tokenizer = train_tokenizer(texts_of(corpus), 290)
+    tokenizer.add_tokens([AddedToken("</s>", special=False)])
+    tokenizer.add_special_tokens(["<|end|>"])
+    text = tokenizer.to_str().encode()
+    for eos, name in ((290, "</s>"), (tokenizer.token_to_id("Ċ"), "\\\\n")):
+        with pytest.raises(DataError, match=rf"the text '{name}' is encoded as entry {eos} .*: a special token"):
+            prepare(corpus, str(tmp_path / "out"), 300, given=GivenTokenizer(text, eos))
+    assert prepare(corpus, str(tmp_path / "out"), 300, given=GivenTokenizer(text, 291)).manifest.tokenizer.eos_id == 291
 
 
 def test_every_document_left_out_is_listed_with_its_reason(tmp_path: Path) -> None:
@@ -291,6 +404,47 @@ def test_output_that_is_input(text_folder: Path) -> None:
         prepare(open_corpus(str(text_folder)), str(text_folder), 300)
 
 
+@pytest.mark.parametrize(
+    ("source", "out", "apart"),
+    [
+        ("", "out", False),
+        ("/../in", "sub/../out", False),
+        ("/**/*.json", "out", False),
+        ("/*/*/*.arrow", "out", False),
+        ("/../link", "out", False),
+        ("/*.txt", "out", True),
+        ("/00.txt", "out", True),
+        ("/**/*.txt", "out", True),
+        ("", "../out", True),
+    ],
+)
+def test_output_in_input_is_refused_at_first(
+    text_folder: Path, tmp_path: Path, source: str, out: str, apart: bool
+) -> None:
+    folder = text_folder.rename(tmp_path / "in")
+    (folder / "sub/deep").mkdir(parents=True)
+    (folder / "sub/x.json").write_text("{}")
+    (folder / "sub/deep/x.arrow").write_text("{}")
+    (tmp_path / "link").symlink_to(folder)
+    if not apart:
+        with pytest.raises(DataError, match=r"the output .*out lies in the input; choose another folder"):
+            prepare(open_corpus(f"{folder}{source}"), f"{folder}/{out}", 300)
+        return
+    for again in (False, True):
+        assert prepare(open_corpus(f"{folder}{source}"), f"{folder}/{out}", 300).reused == again
+
+
+def test_lines_of_a_file_that_is_given_twice(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    corpus = open_corpus(*[str(tmp_path / "a.jsonl")] * 2)
+    manifest = prepare(corpus, str(tmp_path / "out"), 300).manifest
+    assert manifest.left_out is not None
+    told = (tmp_path / "out" / manifest.left_out.path).read_text().splitlines()
+    assert [tuple(json.loads(line).values()) for line in told] == [
+        (f"2/a.jsonl/a.jsonl:{number}", f"duplicate of 1/a.jsonl/a.jsonl:{number}") for number in (1, 2)
+    ]
+
+
 def test_a_data_set_of_format_1_is_only_replaced_when_that_is_allowed(text_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(Path(__file__).parent / "format_1", out)
@@ -309,3 +463,15 @@ def test_files_whose_names_are_not_utf_8(tmp_path: Path) -> None:
     assert manifest.documents == 1 and manifest.left_out is not None
     (line,) = (tmp_path / "out" / manifest.left_out.path).read_bytes().splitlines()
     assert json.loads(line) == {"name": "gr\udcfd.txt", "reason": "duplicate of gr\udcfc.txt"}
+
+
+def test_folders_whose_names_are_not_utf_8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/gr\xfc"))
+    folder.mkdir()
+    (folder / "a.txt.gz").write_bytes(gzip.compress(b"one"))
+    pq.write_table(pa.table({"text": ["two"]}), tmp_path / "b.parquet")
+    (tmp_path / "b.parquet").rename(folder / "b.parquet")
+    made = prepare(open_corpus(str(folder)), str(tmp_path / "out"), 300)
+    assert decoded(tmp_path / "out") == ["one", "two"]
+    assert made.manifest.inputs["corpus"] == "gr\\xfc"
+    assert prepare(open_corpus(str(folder), str(tmp_path / "out/manifest.json")), f"{folder}-2", 300).manifest.documents
