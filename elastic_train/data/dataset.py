@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastic_train.data.cache import DEFAULT_BYTES, BatchCache, default_folder
+from elastic_train.data.document_ends import DocumentEnds
 from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import read_manifest
 from elastic_train.data.pack_index import samples_of
 from elastic_train.data.packing import Cutting
 from elastic_train.data.reader import TokenReader
-from elastic_train.data.samples import PADDING_LABEL, Sample, document_numbers, padding
+from elastic_train.data.samples import PADDING_LABEL, Sample, padding
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class TokenDataset:
         self.digest = digest
         self.cutting = cutting
         self._samples = samples_of(store, manifest, digest, cutting, cache)
-        self._numbers_documents = numbers_documents
+        self._ends = DocumentEnds(store, manifest) if cutting.packing == "stream" and numbers_documents else None
         self._reader = TokenReader(store, manifest, cache)
 
     @classmethod
@@ -63,8 +64,8 @@ class TokenDataset:
 
         Record batches of shards in S3 are fetched when they are needed, checked, and kept in ``cache_dir`` (default
         ``~/.cache/elastic_train/data``, at most ``cache_bytes``), which all processes of a node share. Packing by
-        documents reads where they end, once per node. Without ``numbers_documents`` a cut of the stream counts as one
-        document.
+        documents reads where they end, once per node; a cut of the stream does when a sample first needs it, and
+        without ``numbers_documents`` it counts as one document.
         Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
         """
         store = Store.open(uri, storage)
@@ -105,13 +106,13 @@ class TokenDataset:
         pieces = self.pieces(index)
         if pieces[0][1] == self.sequence_length:
             inputs, labels = self._inputs_and_labels(*pieces[0])
-            return Sample(inputs, labels, self._numbered(inputs))
+            return Sample(inputs, labels, self._numbered(pieces[0][0], inputs))
         sample = padding(self.sequence_length)
         place = number = 0
         for start, length in pieces:
             run = slice(place, place + length)
             sample.input_ids[run], sample.labels[run] = self._inputs_and_labels(start, length)
-            sample.documents[run] = self._numbered(sample.input_ids[run]) + number
+            sample.documents[run] = self._numbered(start, sample.input_ids[run]) + number
             place, number = place + length, int(sample.documents[place + length - 1]) + 1
         sample.documents[place:] = number
         return sample
@@ -133,11 +134,9 @@ class TokenDataset:
         self._reader.read(start, tokens, counts)
         return tokens[:-1], tokens[1:] if counts is None else np.where(counts[1:] == 0, PADDING_LABEL, tokens[1:])
 
-    def _numbered(self, inputs: Tokens) -> Tokens:
+    def _numbered(self, start: int, inputs: Tokens) -> Tokens:
         """Documents of a piece: of a stream those that end in it, where anybody wants to know."""
-        if self.cutting.packing == "stream" and self._numbers_documents:
-            return document_numbers(inputs, self.eos_id)
-        return np.zeros(len(inputs), np.int64)
+        return np.zeros(len(inputs), np.int64) if self._ends is None else self._ends.numbers(start, inputs)
 
 
 def open_dataset(uri: str, config: DataConfig, storage: StorageConfig) -> TokenDataset:

@@ -63,8 +63,8 @@ def padding(sequence_length: int) -> Sample:
 def document_numbers(input_ids: Tokens, eos_id: int) -> Tokens:
     """Number, from 0 in each sequence, of the document that a token is in; int64, of the shape of ``input_ids``.
 
-    A document ends with its end-of-text token. The label there is the first token of the next document: it is
-    predicted from the document that ends, and counts in the loss.
+    For tokens of which nothing else is known: a document ends with its end-of-text token. The label there is the first
+    token of the next document: it is predicted from the document that ends, and counts in the loss.
     """
     ends = np.zeros_like(input_ids)
     ends[..., 1:] = input_ids[..., :-1] == eos_id

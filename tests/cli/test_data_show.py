@@ -61,6 +61,16 @@ def test_show_a_cut_of_the_stream(data: Path) -> None:
     assert f"--- document 2, 43 tokens from token 58 of the stream\n{LINES[1][:5]}" in seen
 
 
+def test_show_takes_no_token_for_the_end_of_a_document(data: Path) -> None:
+    """As in conversations whose end-of-text token ends every turn: here it is a letter of the text."""
+    store = Store.open(str(data))
+    manifest, _ = read_manifest(store)
+    letter = int(TokenDataset.open(str(data), 8).tokens(0, 1)[0])
+    made = manifest.model_copy(update={"tokenizer": manifest.tokenizer.model_copy(update={"eos_id": letter})})
+    store.write("manifest.json", [made.to_bytes()])
+    assert told("show", data, "--sample", 1, "--sequence-length", 50).startswith("sample 1 of 3: 2 documents")
+
+
 def labelled(data: Path) -> None:
     """The same tokens, of which those of the second document count in the loss."""
     store = Store.open(str(data))

@@ -16,7 +16,7 @@ from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.prepare import prepare
 from elastic_train.data.record_batches import decode_batch
-from elastic_train.data.samples import PADDING_LABEL, document_numbers
+from elastic_train.data.samples import PADDING_LABEL
 from elastic_train.storage.store import Store
 from tests.data.token_sets import Array, make
 
@@ -39,7 +39,6 @@ def test_samples_are_the_flat_stream_across_all_borders(
         start = index * length
         assert sample.input_ids.tolist() == flat[start : start + length].tolist()
         assert sample.labels.tolist() == flat[start + 1 : start + length + 1].tolist()
-        assert sample.documents.tolist() == document_numbers(sample.input_ids, 0).tolist()
     for outside in (-1, len(dataset)):
         with pytest.raises(IndexError, match=f"sample {outside} is outside"):
             dataset.sample(outside)
