@@ -54,6 +54,7 @@ def identity(job: Job, data_digest: str) -> dict[str, Any]:
         "sequence_length": job.data.sequence_length,
         "packing": job.data.packing,
         "tails": job.data.tail_policy,
+        "document_mask": job.data.separates_documents,
         "mixture": _mixture(job),
         "global_batch": job.training.global_batch,
         "micro_batch": job.training.micro_batch,
@@ -65,6 +66,17 @@ def identity(job: Job, data_digest: str) -> dict[str, Any]:
 
 DEFAULTS = {"packing": "stream", "tails": "drop", "mixture": None}
 """What jobs have that were begun before there was a choice."""
+
+
+def _recorded(record: dict[str, Any]) -> dict[str, Any]:
+    """The identity in a record, with what an older version did not write there."""
+    identity: dict[str, Any] = record["identity"]
+    try:
+        data = record["config"]["data"]
+        mask = bool(data.get("document_mask")) or data.get("packing") == "documents"
+    except (KeyError, TypeError, AttributeError):  # no record of ours: the identity decides, which has to be complete
+        mask = False
+    return DEFAULTS | {"document_mask": mask} | identity
 
 
 def _mixture(job: Job) -> dict[str, Any] | None:
@@ -135,7 +147,7 @@ class JobFolder:
                 f"{self.store.uri}/{RECORD} has format version {record['format_version']}; "
                 f"this program reads {FORMAT_VERSION}"
             )
-        ours, theirs = _flat(identity(self._job, data_digest)), _flat(DEFAULTS | record["identity"])
+        ours, theirs = _flat(identity(self._job, data_digest)), _flat(_recorded(record))
         changed = [f"{key}={ours[key]!r} (there: {theirs.get(key)!r})" for key in ours if ours[key] != theirs.get(key)]
         if changed:
             raise JobMismatch(

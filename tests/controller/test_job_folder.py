@@ -61,6 +61,23 @@ def test_a_job_from_before_there_was_a_choice_of_packing_is_the_same_job(job: Jo
         JobFolder(changed(job, "data.packing=none")).open("digest")
 
 
+def test_another_mask_is_another_job_also_of_a_record_that_does_not_say_so(job: Job) -> None:
+    masked = changed(job, "data.document_mask=true")
+    for first, other in ((job, masked), (masked, job)):
+        record = JobFolder(first).open("digest")
+        for mask in ({"document_mask": record["identity"].pop("document_mask")}, {}):
+            kept = record | {"identity": record["identity"] | mask}
+            (folder(job) / "job.json").write_text(json.dumps(kept))
+            assert JobFolder(first).open("digest") == kept
+            with pytest.raises(JobMismatch, match=r"document_mask=(True|False) \(there: (True|False)\)"):
+                JobFolder(other).open("digest")
+        (folder(job) / "job.json").unlink()
+    packed = JobFolder(changed(job, "data.packing=documents")).open("digest")  # masks whatever document_mask says
+    del packed["identity"]["document_mask"]
+    (folder(job) / "job.json").write_text(json.dumps(packed))
+    JobFolder(changed(job, "data.packing=documents", "data.document_mask=true")).open("digest")
+
+
 def test_another_mixture_is_another_job(job: Job) -> None:
     def mixed(code: int, step: int) -> Job:
         sources = f"[{{name: code, uri: a, weight: {code}}}, {{name: prose, uri: b, weight: 1}}]"
@@ -97,6 +114,7 @@ def test_another_job_of_the_name_is_refused_with_its_fields_and_both_values(job:
         "training.global_batch=4",
         "training.micro_batch=2",
         "data.sequence_length=16",
+        "data.document_mask=true",
         "model.hidden_size=32",
     ],
 )
