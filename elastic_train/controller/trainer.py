@@ -128,8 +128,8 @@ class Trainer:
         self._agreement = Agreement(self._control, barrier_of_all_ranks())
 
     def _build_engine(self) -> Engine:
-        data = open_training(self._job)
-        evaluation = open_evaluation(self._job, data.datasets[0].manifest)
+        data = open_training(self._job, self._control.beat)
+        evaluation = open_evaluation(self._job, data.datasets[0].manifest, self._control.beat)
         engine = Engine(self._job, self._layout, self._rank, data.batches, evaluation)
         engine.on_progress = self._control.beat
         return engine

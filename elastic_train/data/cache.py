@@ -15,10 +15,14 @@ import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+Data = TypeVar("Data", bytes, memoryview)
 
 FOLDERS = 16
 """Files are spread over so many folders, each with its share of the room."""
@@ -31,9 +35,13 @@ DEFAULT_BYTES = 16 * 2**30
 
 
 def default_folder() -> Path:
-    """``$XDG_CACHE_HOME/elastic_train/data``, else below ``~/.cache``."""
+    """``$XDG_CACHE_HOME/elastic_train/data``, else below ``~/.cache``; without a home one that cannot be made."""
     home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "elastic_train" / "data"
+    try:
+        folder = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor an entry for the user, as in some containers
+        folder = Path(os.devnull)
+    return folder / "elastic_train" / "data"
 
 
 @dataclass(slots=True)
@@ -60,16 +68,37 @@ class BatchCache:
 
     def get(self, name: str, make: Callable[[], bytes], is_right: Callable[[bytes], bool]) -> bytes:
         """The bytes kept under ``name``, made if they are not there or not right: by one of several processes."""
-        file = self.folder / f"{zlib.crc32(name.encode()) % FOLDERS:x}" / name
-        data = _read(file)
+        return self._kept(name, make, is_right, _read)
+
+    def mapped(self, name: str, make: Callable[[], bytes], is_right: Callable[[bytes | memoryview], bool]) -> memoryview:
+        """As ``get``, in memory that all processes of the node share. It stays when the file goes."""
+        data = self._kept(name, make, is_right, _mapped)
+        if isinstance(data, memoryview):
+            return data
+        kept = _mapped(self._file(name))
+        return kept if kept is not None and is_right(kept) else memoryview(data)
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{zlib.crc32(name.encode()) % FOLDERS:x}" / name
+
+    def _kept(
+        self,
+        name: str,
+        make: Callable[[], bytes],
+        is_right: Callable[[Data], bool],
+        read: Callable[[Path], Data | None],
+    ) -> Data | bytes:
+        file = self._file(name)
+        data = read(file)
         if data is not None and is_right(data):
             return data
         with self._lock(name):
-            data = _read(file)
-            if data is None or not is_right(data):
-                data = make()
-                self._keep(file, data)
-        return data
+            data = read(file)
+            if data is not None and is_right(data):
+                return data
+            made = make()
+            self._keep(file, made)
+        return made
 
     @contextmanager
     def _lock(self, name: str) -> Iterator[None]:
@@ -125,15 +154,33 @@ def _files(folder: Path) -> Iterator[tuple[float, int, str]]:
 def _read(file: Path) -> bytes | None:
     try:
         data = file.read_bytes()
-        os.utime(file)
     except OSError:
         return None
+    _mark_used(file)
     return data
 
 
+def _mapped(file: Path) -> memoryview | None:
+    try:
+        with pa.memory_map(str(file)) as opened:
+            data = memoryview(opened.read_buffer()).cast("B")
+    except (OSError, pa.ArrowException):
+        return None
+    _mark_used(file)
+    return data
+
+
+def _mark_used(file: Path) -> None:
+    with suppress(OSError):  # it is another user's, or another process has removed it
+        os.utime(file)
+
+
 def _locked(descriptor: int) -> bool:
+    """False: another process has it. Where there are no locks, as on some network file systems, nobody does."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        return True
     return True

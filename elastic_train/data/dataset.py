@@ -18,6 +18,8 @@ from elastic_train.data.samples import PADDING_LABEL, Sample, padding
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_train.config.data import DataConfig
     from elastic_train.config.operation import StorageConfig
     from elastic_train.data.manifest import Manifest
@@ -36,14 +38,15 @@ class TokenDataset:
         cutting: Cutting,
         cache: BatchCache,
         numbers_documents: bool = True,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """``digest``: sha256 of the manifest file. Raises as :meth:`open`."""
+        """``digest``: sha256 of the manifest file. Otherwise as :meth:`open`."""
         if cutting.sequence_length < 1:
             raise DataError(f"sequence_length={cutting.sequence_length} must be at least 1")
         self.manifest = manifest
         self.digest = digest
         self.cutting = cutting
-        self._samples = samples_of(store, manifest, digest, cutting, cache)
+        self._samples = samples_of(store, manifest, digest, cutting, cache, on_progress)
         self._ends = DocumentEnds(store, manifest) if cutting.packing == "stream" and numbers_documents else None
         self._reader = TokenReader(store, manifest, cache)
 
@@ -59,19 +62,22 @@ class TokenDataset:
         tails: Tails = "drop",
         cache_bytes: int = DEFAULT_BYTES,
         numbers_documents: bool = True,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> TokenDataset:
         """Opens the data set in the folder ``uri`` (``storage`` has the S3 endpoint): its manifest, and no shard.
 
         Record batches of shards in S3 are fetched when they are needed, checked, and kept in ``cache_dir`` (default
         ``~/.cache/elastic_train/data``, at most ``cache_bytes``), which all processes of a node share. Packing by
         documents reads where they end, once per node; a cut of the stream does when a sample first needs it, and
-        without ``numbers_documents`` it counts as one document.
+        without ``numbers_documents`` it counts as one document. ``on_progress``
+        is called while that goes on.
         Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
         """
         store = Store.open(uri, storage)
         manifest, digest = read_manifest(store)
         cache = BatchCache(Path(cache_dir) if cache_dir else default_folder(), cache_bytes)
-        return cls(store, manifest, digest, Cutting(sequence_length, packing, tails), cache, numbers_documents)
+        cutting = Cutting(sequence_length, packing, tails)
+        return cls(store, manifest, digest, cutting, cache, numbers_documents, on_progress)
 
     @property
     def sequence_length(self) -> int:
@@ -139,7 +145,9 @@ class TokenDataset:
         return np.zeros(len(inputs), np.int64) if self._ends is None else self._ends.numbers(start, inputs)
 
 
-def open_dataset(uri: str, config: DataConfig, storage: StorageConfig) -> TokenDataset:
+def open_dataset(
+    uri: str, config: DataConfig, storage: StorageConfig, on_progress: Callable[[], None] = lambda: None
+) -> TokenDataset:
     """The data set in ``uri``, with samples as ``data`` of a job wants them. Raises as :meth:`TokenDataset.open`."""
     return TokenDataset.open(
         uri,
@@ -149,4 +157,5 @@ def open_dataset(uri: str, config: DataConfig, storage: StorageConfig) -> TokenD
         tails=config.tail_policy,
         cache_bytes=config.cache_bytes,
         numbers_documents=config.separates_documents,
+        on_progress=on_progress,
     )

@@ -9,6 +9,8 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.samples import padding, stack
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_train.config.job import Job
     from elastic_train.data.dataset import TokenDataset
     from elastic_train.data.manifest import Manifest
@@ -39,14 +41,18 @@ class EvaluationBatches:
         return stack([padding(self._dataset.sequence_length)] * self._micro_batch)
 
 
-def open_evaluation(job: Job, training: Manifest) -> EvaluationBatches | None:
+def open_evaluation(
+    job: Job, training: Manifest, on_progress: Callable[[], None] = lambda: None
+) -> EvaluationBatches | None:
     """The samples that ``evaluation`` names; None when it names none. ``training``: of the data that is trained on.
+
+    ``on_progress`` is called while documents are packed.
 
     Raises :class:`DataError`, also when they do not fit, or :class:`~elastic_train.storage.errors.StorageError`.
     """
     if job.evaluation.uri is None:
         return None
-    dataset = _open(job, job.evaluation.uri)
+    dataset = _open(job, job.evaluation.uri, on_progress)
     problems = _problems(job, dataset, training)
     if problems:
         raise DataError("; ".join(problems))
@@ -63,9 +69,9 @@ def unfit_for_evaluation(job: Job, training: Manifest) -> list[str]:
     return _problems(job, _open(job, job.evaluation.uri), training)
 
 
-def _open(job: Job, uri: str) -> TokenDataset:
+def _open(job: Job, uri: str, on_progress: Callable[[], None] = lambda: None) -> TokenDataset:
     try:
-        return open_dataset(uri, job.data, job.storage)
+        return open_dataset(uri, job.data, job.storage, on_progress)
     except DataError as error:
         raise DataError(f"evaluation.uri={uri}: {error}") from None
 

@@ -1,9 +1,14 @@
-"""Which pieces of documents each sample of a data set has: from the files of ends, worked out once per node."""
+"""Which pieces of documents each sample of a data set has: from the files of ends, worked out once per node.
+
+That is done shard by shard, and each is kept by itself: what a process that is ended has done stays done, and of
+several that open a data set at once each shard is worked out by one. What is kept is mapped, so all processes of a node
+have it in memory once.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -12,10 +17,12 @@ import numpy as np
 import xxhash
 
 from elastic_train.data.errors import DataError
-from elastic_train.data.packing import PackedSamples, Pieces, StreamSamples, cut, one_per_sample, pack
+from elastic_train.data.packing import PackedSamples, Pieces, ShardSamples, StreamSamples, cut, one_per_sample, pack
 from elastic_train.data.record_batches import read_ends
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastic_train.data.cache import BatchCache
     from elastic_train.data.manifest import Manifest
     from elastic_train.data.packing import Array, Cutting
@@ -23,37 +30,64 @@ if TYPE_CHECKING:
 
 READERS = 8
 """Files of ends that are read at a time: each is small, and storage takes its time to answer."""
-VERSION = 1
+VERSION = 2
 """Of the packing and of the index's bytes: an index of another one is not looked at."""
 
 
 def samples_of(
-    store: Store, manifest: Manifest, digest: str, cutting: Cutting, cache: BatchCache
-) -> StreamSamples | PackedSamples:
+    store: Store,
+    manifest: Manifest,
+    digest: str,
+    cutting: Cutting,
+    cache: BatchCache,
+    on_progress: Callable[[], None] = lambda: None,
+) -> StreamSamples | ShardSamples:
     """The samples of a data set. ``digest``: sha256 of its manifest. Raises DataError, StorageError as ``read_ends``.
 
-    For a stream that is arithmetic. Documents are packed shard by shard, each in the shard that it ends in.
+    For a stream that is arithmetic. Documents are packed shard by shard, each in the shard that it ends in;
+    ``on_progress`` is called after each shard.
     """
     if cutting.packing == "stream":
         return StreamSamples(manifest.tokens, cutting.sequence_length, cutting.tails)
-    name = hashlib.sha256(f"pack {VERSION} {digest} {cutting}".encode()).hexdigest()
-    return _parsed(cache.get(f"{name}-pack", partial(_made, store, manifest, cutting), _is_whole))
-
-
-def _made(store: Store, manifest: Manifest, cutting: Cutting) -> bytes:
-    parts: list[PackedSamples] = []
-    with ThreadPoolExecutor(READERS) as readers:
-        all_ends = list(readers.map(partial(read_ends, store), manifest.shards))
-    before = 0
+    shards: list[tuple[int, PackedSamples]] = []
+    open_tokens = 0  # of the document that has not ended yet, at the end of the shards so far
     firsts = accumulate((shard.tokens for shard in manifest.shards), initial=0)
-    for first, ends_in_shard in zip(firsts, all_ends, strict=False):
-        ends = first + ends_in_shard
-        begins = np.concatenate([[before], ends[:-1]]) if len(ends) else ends
-        before = int(ends[-1]) if len(ends) else before
-        parts.append(packed(begins, ends, cutting))
-    if before != manifest.tokens:
-        raise DataError(f"the documents of {store.uri} end at token {before}, it has {manifest.tokens}: it is damaged")
-    return _bytes(parts)
+    with ThreadPoolExecutor(READERS) as readers:
+        ahead = _EndsAhead(store, manifest, readers)
+        for number, first in zip(range(len(manifest.shards)), firsts, strict=False):
+            name = hashlib.sha256(f"pack {VERSION} {digest} {number} {cutting}".encode()).hexdigest()
+            make = partial(_made, ahead, number, manifest.shards[number].tokens, open_tokens, cutting)
+            open_tokens, samples = _parsed(cache.mapped(f"{name}-pack", make, _is_whole))
+            shards.append((first, samples))
+            on_progress()
+    if open_tokens:
+        raise DataError(
+            f"the documents of {store.uri} end at token {manifest.tokens - open_tokens}, it has {manifest.tokens}: "
+            "it is damaged"
+        )
+    return ShardSamples(shards)
+
+
+class _EndsAhead:
+    """Files of ends, those of the next shards on their way."""
+
+    def __init__(self, store: Store, manifest: Manifest, readers: ThreadPoolExecutor) -> None:
+        self._store, self._shards, self._readers = store, manifest.shards, readers
+        self._coming: dict[int, Future[Array]] = {}
+
+    def of(self, number: int) -> Array:
+        """As ``read_ends``."""
+        for each in range(number, min(number + READERS, len(self._shards))):
+            if each not in self._coming:
+                self._coming[each] = self._readers.submit(read_ends, self._store, self._shards[each])
+        return self._coming.pop(number).result()
+
+
+def _made(ahead: _EndsAhead, number: int, tokens: int, open_tokens: int, cutting: Cutting) -> bytes:
+    ends = ahead.of(number)
+    begins = np.concatenate([[-open_tokens], ends[:-1]]) if len(ends) else ends
+    still_open = tokens - int(ends[-1]) if len(ends) else open_tokens + tokens
+    return _bytes(still_open, packed(begins, ends, cutting))
 
 
 def packed(begins: Array, ends: Array, cutting: Cutting) -> PackedSamples:
@@ -62,24 +96,20 @@ def packed(begins: Array, ends: Array, cutting: Cutting) -> PackedSamples:
     return pack(pieces, cutting.sequence_length) if cutting.packing == "documents" else one_per_sample(pieces)
 
 
-def _bytes(parts: list[PackedSamples]) -> bytes:
-    """int64: number of samples, of pieces; offsets, starts, lengths; xxh3 of all that."""
-    sizes = np.concatenate([np.empty(0, np.int64), *(np.diff(part.offsets) for part in parts)])
-    offsets = np.concatenate([[0], np.cumsum(sizes)])
-    starts, lengths = (
-        np.concatenate([np.empty(0, np.int64), *(getattr(part.pieces, name) for part in parts)])
-        for name in ("starts", "lengths")
-    )
-    content = np.concatenate([[len(sizes), len(starts)], offsets, starts, lengths]).astype("<i8").tobytes()
+def _bytes(open_tokens: int, samples: PackedSamples) -> bytes:
+    """int64: tokens behind the last end, number of samples, of pieces; offsets, starts, lengths; xxh3 of all that."""
+    starts, lengths = samples.pieces.starts, samples.pieces.lengths
+    numbers = [[open_tokens, len(samples), len(starts)], samples.offsets, starts, lengths]
+    content = np.concatenate(numbers).astype("<i8").tobytes()
     return content + xxhash.xxh3_64_digest(content)
 
 
-def _is_whole(data: bytes) -> bool:
+def _is_whole(data: bytes | memoryview) -> bool:
     return xxhash.xxh3_64_digest(data[:-8]) == data[-8:]
 
 
-def _parsed(data: bytes) -> PackedSamples:
+def _parsed(data: memoryview) -> tuple[int, PackedSamples]:
     numbers = np.frombuffer(data, "<i8", len(data) // 8 - 1)
-    samples, pieces = int(numbers[0]), int(numbers[1])
-    offsets, starts, lengths = np.split(numbers[2:], [samples + 1, samples + 1 + pieces])
-    return PackedSamples(Pieces(starts, lengths), offsets)
+    open_tokens, samples, pieces = numbers[:3].tolist()
+    offsets, starts, lengths = np.split(numbers[3:], [samples + 1, samples + 1 + pieces])
+    return open_tokens, PackedSamples(Pieces(starts, lengths), offsets)

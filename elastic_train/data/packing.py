@@ -10,19 +10,26 @@ so a sample reads from few places, and packing costs the same for every document
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     Array = np.ndarray[Any, np.dtype[np.int64]]
 
 WINDOW = 1024
 """Pieces that are packed together."""
+WINDOWS = 256
+"""Windows that are packed side by side: their groups fit into a processor's cache."""
+BITS = 10
+"""Of the number of a group in its window."""
+MASK = 2**BITS - 1
+LOOK_AFTER = 32
+"""Steps of packing after which is looked how many groups there are."""
 Packing = Literal["stream", "documents", "none"]
 Tails = Literal["keep", "drop"]
 
@@ -59,6 +66,25 @@ class PackedSamples:
         first, last = int(self.offsets[index]), int(self.offsets[index + 1])
         starts, lengths = self.pieces.starts[first:last].tolist(), self.pieces.lengths[first:last].tolist()
         return list(zip(starts, lengths, strict=True))
+
+
+class ShardSamples:
+    """Samples of the shards of a data set, one shard's after those of the ones before; safe to use from threads."""
+
+    def __init__(self, shards: Sequence[tuple[int, PackedSamples]]) -> None:
+        """``shards``: first token of each, and its samples, whose pieces are counted from there."""
+        self._shards = shards
+        self._ends = np.cumsum([len(samples) for _, samples in shards], dtype=np.int64).tolist()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def sample(self, index: int) -> list[tuple[int, int]]:
+        """(start, length) of each piece, in the order of the stream."""
+        number = bisect_right(self._ends, index)
+        first, samples = self._shards[number]
+        pieces = samples.sample(index - (self._ends[number] - len(samples)))
+        return [(first + start, length) for start, length in pieces]
 
 
 class StreamSamples:
@@ -100,38 +126,57 @@ def one_per_sample(pieces: Pieces) -> PackedSamples:
 
 def pack(pieces: Pieces, sequence_length: int) -> PackedSamples:
     """Samples of one or more pieces, in the order of their first ones; no piece is cut."""
-    groups: list[list[int]] = [[index] for index in np.flatnonzero(pieces.lengths == sequence_length).tolist()]
+    group = np.arange(len(pieces.lengths))
     short = np.flatnonzero(pieces.lengths < sequence_length)
-    for start in range(0, len(short), WINDOW):
-        window = short[start : start + WINDOW]
-        for group in best_fit(pieces.lengths[window].tolist(), sequence_length):
-            groups.append(window[sorted(group)].tolist())
-    groups.sort(key=lambda group: group[0])
-    order = np.fromiter(_flat(groups), np.int64)
-    offsets = np.cumsum([0, *map(len, groups)], dtype=np.int64)
+    group[short] = len(group) + best_fit(pieces.lengths[short], sequence_length)
+    first = np.empty(2 * len(group), np.int64)
+    first[group[::-1]] = np.arange(len(group))[::-1]  # of several pieces of a group the first one stays
+    order = np.argsort(first[group], kind="stable")
+    begins = np.flatnonzero(np.diff(first[group[order]], prepend=-1))
+    offsets = np.append(begins, len(group)).astype(np.int64)
     return PackedSamples(Pieces(pieces.starts[order], pieces.lengths[order]), offsets)
 
 
-def _flat(groups: list[list[int]]) -> Iterator[int]:
-    for group in groups:
-        yield from group
+def best_fit(lengths: Array, room: int) -> Array:
+    """Number of the group, int64 below n, of each of ``lengths`` [n]; lengths of a group sum to at most ``room``.
 
-
-def best_fit(lengths: list[int], room: int) -> list[list[int]]:
-    """Groups of indices of ``lengths`` whose sums are at most ``room``.
-
-    The longest first, each into the group that it leaves the least room in; of equal ones the first.
+    In each window of ``WINDOW`` lengths the longest first, each into the group that it leaves the least room in; of
+    equal ones the first. Windows go side by side, ``WINDOWS`` at a time: numpy finds the groups of all of them at once.
     """
-    groups: list[list[int]] = []
-    open_groups: list[tuple[int, int]] = []  # (room left, group), rising
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        place = bisect_left(open_groups, (lengths[index], -1))
-        if place == len(open_groups):
-            left, group = room, len(groups)
-            groups.append([])
-        else:
-            left, group = open_groups.pop(place)
-        groups[group].append(index)
-        if left > lengths[index]:
-            insort(open_groups, (left - lengths[index], group))
-    return groups
+    if not len(lengths):
+        return np.empty(0, np.int64)
+    windows = -(-len(lengths) // WINDOW)
+    width = min(WINDOW, len(lengths))
+    padded = np.zeros(windows * width, np.int64)
+    padded[: len(lengths)] = lengths
+    blocks = np.split(padded.reshape(windows, width), range(WINDOWS, windows, WINDOWS))
+    groups = np.concatenate([_best_fit_side_by_side(block, room) for block in blocks])
+    return (groups + np.arange(windows)[:, None] * width).ravel()[: len(lengths)]
+
+
+def _best_fit_side_by_side(lengths_WN: Array, room: int) -> Array:
+    """The group of each length, int64 [W, N]. Each group is one number, its room above its own: (room << BITS) + group.
+
+    The least of those that are large enough is the best fit. Less the length, the ones that are too small turn around
+    to the largest unsigned numbers; a group without any piece has all the room, so it is taken where no other fits.
+    """
+    lengths_NW = np.ascontiguousarray(lengths_WN.T)
+    width, windows = lengths_NW.shape
+    unsigned = np.uint32 if room < 2 ** (30 - BITS) else np.uint64
+    rest_NW = room - lengths_NW if room >= 2**16 else (room - lengths_NW).astype(np.uint16)  # which numpy sorts faster
+    longest_first = np.argsort(rest_NW, axis=0, kind="stable")
+    sorted_NW = np.take_along_axis(lengths_NW, longest_first, axis=0).astype(unsigned) << BITS
+    open_NW = np.repeat((np.arange(width) + (room << BITS)).astype(unsigned)[:, None], windows, axis=1)
+    left_NW = np.empty_like(open_NW)
+    taken_NW = np.empty((width, windows), np.int64)
+    each, used = np.arange(windows), 0
+    for number, lengths in enumerate(sorted_NW):
+        if number % LOOK_AFTER == 0:  # a step opens one more group at most
+            latest = taken_NW[max(number - LOOK_AFTER, 0) : number]
+            used = max(used, int(latest.max(initial=-1)) + 1 + LOOK_AFTER)
+        left = np.subtract(open_NW[:used], lengths, out=left_NW[:used]).min(axis=0)
+        taken = taken_NW[number] = left & MASK
+        open_NW[taken, each] = left
+    groups_NW = np.empty_like(lengths_NW)
+    np.put_along_axis(groups_NW, longest_first, taken_NW, axis=0)
+    return groups_NW.T

@@ -16,7 +16,7 @@ from elastic_train.data.mixture import MixedOrder, Mixture
 from elastic_train.data.order import SampleOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from elastic_train.config.data import SourceConfig
     from elastic_train.config.job import Job
@@ -67,14 +67,14 @@ class TrainingData:
         return self.datasets[0].manifest.tokenizer.sha256
 
 
-def open_training(job: Job) -> TrainingData:
-    """Open the job's data: manifests, and no shard.
+def open_training(job: Job, on_progress: Callable[[], None] = lambda: None) -> TrainingData:
+    """Open the job's data: manifests, and no shard. ``on_progress`` is called while documents are packed.
 
     Raises:
         DataError: there is none, or it does not fit the job (each reason a sentence).
         StorageError: the store does not answer.
     """
-    datasets = _open(job)
+    datasets = _open(job, on_progress)
     problems = [*_problems(job, datasets)]
     if problems:
         raise DataError("; ".join(problems))
@@ -92,8 +92,8 @@ def data_problems(job: Job) -> list[str]:
     return [*_problems(job, datasets), *unfit_for_evaluation(job, datasets[0].manifest)]
 
 
-def _open(job: Job) -> tuple[TokenDataset, ...]:
-    return tuple(open_dataset(source.uri, job.data, job.storage) for source in job.data.all_sources)
+def _open(job: Job, on_progress: Callable[[], None] = lambda: None) -> tuple[TokenDataset, ...]:
+    return tuple(open_dataset(source.uri, job.data, job.storage, on_progress) for source in job.data.all_sources)
 
 
 def _order(job: Job, datasets: Sequence[TokenDataset]) -> MixedOrder:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -86,6 +87,50 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, folder: 
     (tmp_path / "file").write_text("no folder")
     cache = BatchCache(tmp_path / folder)
     assert [cache.get(name_of(1), lambda: b"a" * 1000, right) for _ in range(2)] == [b"a" * 1000] * 2
+
+
+def test_mapped_bytes_are_the_files_and_stay_when_it_goes(tmp_path: Path) -> None:
+    def is_right(data: bytes | memoryview) -> bool:
+        return len(data) == 1000
+
+    cache, opened = BatchCache(tmp_path), len(os.listdir("/proc/self/fd"))
+    data = [cache.mapped(name_of(1), make, is_right) for make in (lambda: b"\xff" * 1000, never)]
+    (file,) = tmp_path.glob("0/*")
+    assert file.name in Path("/proc/self/maps").read_text() and len(os.listdir("/proc/self/fd")) == opened
+    file.unlink()
+    assert data == [b"\xff" * 1000] * 2
+    (tmp_path / "file").write_text("no folder")
+    assert BatchCache(tmp_path / "file").mapped(name_of(1), lambda: b"a" * 1000, is_right) == b"a" * 1000
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # nobody's
+    cache = BatchCache()
+    assert [cache.get(name_of(1), lambda: b"a" * 1000, right) for _ in range(2)] == [b"a" * 1000] * 2
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_there_are_no_locks_it_goes_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    cache = BatchCache(tmp_path)
+    assert [cache.get(name_of(1), make, right) for make in (lambda: b"a" * 1000, never)] == [b"a" * 1000] * 2
+
+
+def test_what_cannot_be_marked_as_used_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a folder that another user has filled."""
+
+    def refused(file: Path) -> None:
+        raise PermissionError(errno.EPERM, "not the owner", str(file))
+
+    cache = BatchCache(tmp_path)
+    cache.get(name_of(1), lambda: b"a" * 1000, right)
+    monkeypatch.setattr(os, "utime", refused)
+    assert cache.get(name_of(1), never, right) == b"a" * 1000
 
 
 def test_an_error_of_who_makes_it_is_the_callers(tmp_path: Path) -> None:

@@ -127,21 +127,42 @@ def test_tokens_that_are_not_to_be_learned_are_no_labels(tmp_path: Path, packing
 
 
 def test_a_packing_is_worked_out_once(tmp_path: Path) -> None:
-    """From the node's cache: the files of ends are not looked at again, and a copy that is spoilt is made anew."""
-    make(str(tmp_path / "set"), [30, 40], 8, ends=[[10, 30], [15, 40]])
+    """Each shard's is in the node's cache: its file of ends is not looked at again, a copy that is spoilt is made anew."""
+    make(str(tmp_path / "set"), [30, 40], 8, ends=[[10, 22], [15, 40]])
+    ends = [tmp_path / "set" / f"shard-{number}.ends.arrow" for number in (0, 1)]
 
     def pieces() -> list[list[tuple[int, int]]]:
         made = TokenDataset.open(str(tmp_path / "set"), 12, None, tmp_path / "cache", packing="documents")
         return [made.pieces(index) for index in range(len(made))]
 
-    first = pieces()
-    (kept,) = (tmp_path / "cache").glob("*/*-pack")
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:30] + b"x" + whole[31:])
-    assert pieces() == first
-    assert kept.read_bytes() == whole
-    (tmp_path / "set" / "shard-0.ends.arrow").unlink()
-    assert pieces() == first
+    def kept() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for file in (tmp_path / "cache").glob("*/*-pack")}
+
+    second = ends[1].read_bytes()
+    ends[1].unlink()
+    with pytest.raises(DataError, match=r"shard-1.ends.arrow is missing"):
+        pieces()
+    (first,) = kept()  # what was done stays done
+    ends[0].unlink()
+    ends[1].write_bytes(second)
+    found, whole = pieces(), kept()
+    assert len(whole) == 2
+    other = next(file for file in whole if file != first)
+    other.unlink()  # a mapped file is never written to
+    other.write_bytes(whole[other][:30] + b"x" + whole[other][31:])
+    assert pieces() == found and kept() == whole
+    ends[1].unlink()
+    assert pieces() == found
+
+
+def test_whoever_waits_for_a_packing_hears_of_each_shard(tmp_path: Path) -> None:
+    make(str(tmp_path / "set"), [30, 40, 20], 8)
+    for packing, expected in (("documents", 3), ("stream", 0)):
+        told: list[int] = []
+        TokenDataset.open(
+            str(tmp_path / "set"), 12, None, tmp_path, packing=packing, on_progress=lambda told=told: told.append(1)
+        )  # fmt: skip
+        assert len(told) == expected
 
 
 @pytest.mark.parametrize(

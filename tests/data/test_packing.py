@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_train.data.packing import PackedSamples, Pieces, StreamSamples, best_fit, cut, one_per_sample, pack
+from elastic_train.data import packing
+from elastic_train.data.packing import WINDOW, PackedSamples, Pieces, StreamSamples, best_fit, cut, one_per_sample, pack
 
 DOCUMENTS = st.lists(st.integers(1, 60), max_size=60)
 
@@ -54,10 +55,41 @@ def test_every_piece_is_packed_once_and_none_is_cut(sizes: list[int], length: in
     assert len(rooms) < 2 or rooms[0] + rooms[1] > length
 
 
+def groups_of(lengths: list[int], room: int) -> list[list[int]]:
+    groups = best_fit(np.array(lengths, np.int64), room)
+    return sorted(np.flatnonzero(groups == group).tolist() for group in set(groups.tolist()))
+
+
 def test_the_best_fitting_group_is_taken() -> None:
-    assert best_fit([3, 7, 6, 4, 2], 10) == [[1, 0], [2, 3], [4]]
-    assert best_fit([5, 5, 5], 10) == [[0, 1], [2]]
-    assert best_fit([], 10) == []
+    assert groups_of([3, 7, 6, 4, 2], 10) == [[0, 1], [2, 3], [4]]
+    assert groups_of([5, 5, 5], 10) == [[0, 1], [2]]
+    assert groups_of([], 10) == []
+
+
+def one_by_one(lengths: list[int], room: int) -> list[list[int]]:
+    """Best fit decreasing of one window, as a textbook has it."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        left = [room - sum(lengths[member] for member in group) - lengths[index] for group in groups]
+        fitting = [(rest, number) for number, rest in enumerate(left) if rest >= 0]
+        if fitting:
+            groups[min(fitting)[1]].append(index)
+        else:
+            groups.append([index])
+    return sorted(sorted(group) for group in groups)
+
+
+@pytest.mark.parametrize(("count", "room"), [(900, 64), (WINDOW, 1024), (2 * WINDOW + 5, 200), (300, 2**17), (40, 2**31)])
+def test_windows_side_by_side_are_packed_as_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, count: int, room: int
+) -> None:
+    monkeypatch.setattr(packing, "WINDOWS", 2)
+    lengths = (np.random.default_rng(count).random(count) ** 3 * (room - 1)).astype(int) + 1
+    expected: list[list[int]] = []
+    for start in range(0, count, WINDOW):
+        window = lengths[start : start + WINDOW].tolist()
+        expected += [[start + member for member in group] for group in one_by_one(window, room)]
+    assert groups_of(lengths.tolist(), room) == sorted(expected)
 
 
 def test_packing_wastes_little() -> None:
