@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from elastic_train.config.section import Section
 from elastic_train.config.sizes import parse_size
 
+SMALLEST_CACHE = 64 * 2**20
+"""Bytes: some batches for each of the folders that share the cache's room."""
 Exhausted = Literal["repeat", "stop"]
 
 
@@ -68,7 +70,8 @@ class DataConfig(Section):
     @field_validator("cache_size")
     @classmethod
     def _cache_size(cls, cache_size: str) -> str:
-        parse_size(cache_size)
+        if parse_size(cache_size) < SMALLEST_CACHE:
+            raise ValueError("must be at least 64MiB: less does not hold the batches of a few samples")
         return cache_size
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
     from elastic_train.data.record_batches import Batch
 
-Key = tuple[int, int]
-"""Number of the shard, and of the batch in it."""
+    Key = tuple[int, int]
+    """Number of the shard, and of the batch in it."""
+    Load = Callable[[Key], Batch]
+    _Place = tuple[Load, Key]
+
 MEMORY_BYTES = 64 * 2**20
-"""About a window of the order's inner level, whose samples come from 256 places."""
+"""Half a window of the order's inner level, whose samples come from 256 places, of batches of 2^18 tokens of 2 bytes."""
 THREADS = 4
 """Batches that are read ahead at a time: each waits for storage most of its time."""
 
@@ -34,71 +37,123 @@ class _Coming:
 
 
 class BatchMemory:
-    """At most ``limit`` bytes of batches (and always one); the least recently used go first. Safe to use from threads.
+    """About ``limit`` bytes of batches, of any number of data sets. Safe to use from threads.
+
+    What was asked to be read ahead is pinned: it stays until it was used as often as it was asked for. Of the others
+    the least recently used go first, but never the last one. When the pinned ones fill the room, no more is read
+    ahead until some were used.
 
     What is read ahead changes nothing that is ever saved: an error of the background is forgotten, and told by
     whoever needs the batch and finds that it still cannot be read.
     """
 
-    def __init__(self, load: Callable[[Key], Batch], limit: int = MEMORY_BYTES) -> None:
-        self._load, self._limit = load, limit
-        self._held: OrderedDict[Key, Batch] = OrderedDict()
-        self._bytes = 0
-        self._coming: dict[Key, _Coming] = {}
-        self._wanted: queue.SimpleQueue[tuple[Key, _Coming]] = queue.SimpleQueue()
+    def __init__(self, limit: int = MEMORY_BYTES) -> None:
+        self._limit = limit
+        self._used: OrderedDict[_Place, Batch] = OrderedDict()
+        self._pinned: dict[_Place, Batch] = {}
+        self._uses: Counter[_Place] = Counter()
+        """how often what was read ahead will still be used"""
+        self._used_bytes = self._pinned_bytes = 0
+        self._largest = self._being_read = 0
+        """bytes of the largest batch so far; how many are being read in the background"""
+        self._coming: dict[_Place, _Coming] = {}
+        self._wanted: queue.SimpleQueue[tuple[_Place, _Coming]] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
 
-    def get(self, key: Key) -> Batch:
-        """The batch, read now if it is not there. Raises as ``load``."""
-        batch, coming = self._look(key)
+    def get(self, load: Load, key: Key) -> Batch:
+        """The batch that ``load`` reads, now if it is not there. Raises as ``load``."""
+        place = (load, key)
+        with self._lock:
+            batch, coming = self._take(place), self._coming.get(place)
         if batch is None and coming is not None and not coming.claim():
             coming.done.wait()
-            batch, _ = self._look(key)
+            with self._lock:
+                batch = self._held(place)
         if batch is None:
             try:
-                batch = self._load(key)
-                self._hold(key, batch)
+                batch = load(key)
+                self._hold(place, batch)
             finally:
-                self._came(key, coming)
+                self._came(place, coming)
         return batch
 
-    def prefetch(self, key: Key) -> None:
-        """Have the batch read in the background, unless it is there, or on its way."""
+    def prefetch(self, load: Load, key: Key) -> None:
+        """Have the batch read in the background, unless it is there, or on its way; it will be used once more."""
+        place = (load, key)
         with self._lock:
-            if key in self._held or key in self._coming:
+            self._uses[place] += 1
+            if place in self._used:
+                batch = self._used.pop(place)
+                self._used_bytes -= batch.nbytes
+                self._put(place, batch)
+            if place in self._pinned or place in self._coming:
                 return
-            coming = self._coming[key] = _Coming()
-        self._wanted.put((key, coming))
+            coming = self._coming[place] = _Coming()
+        self._wanted.put((place, coming))
         if not self._threads:
             self._threads = [threading.Thread(target=self._read_ahead, daemon=True) for _ in range(THREADS)]
             for thread in self._threads:
                 thread.start()
 
-    def _look(self, key: Key) -> tuple[Batch | None, _Coming | None]:
-        with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-            return self._held.get(key), self._coming.get(key)
+    def _held(self, place: _Place) -> Batch | None:
+        return self._pinned.get(place) or self._used.get(place)
 
-    def _hold(self, key: Key, batch: Batch) -> None:
-        with self._lock:
-            if key not in self._held:
-                self._held[key] = batch
-                self._bytes += batch.nbytes
-            while self._bytes > self._limit and len(self._held) > 1:
-                self._bytes -= self._held.popitem(last=False)[1].nbytes
+    def _take(self, place: _Place) -> Batch | None:
+        """The batch, if it is there, which is used once by that."""
+        batch = self._held(place)
+        if self._uses[place] > 1:
+            self._uses[place] -= 1
+        else:
+            self._uses.pop(place, None)
+            if place in self._pinned:
+                released = self._pinned.pop(place)
+                self._pinned_bytes -= released.nbytes
+                self._put(place, released)
+                self._room.notify_all()
+        if place in self._used:
+            self._used.move_to_end(place)
+        return batch
 
-    def _came(self, key: Key, coming: _Coming | None) -> None:
+    def _put(self, place: _Place, batch: Batch) -> None:
+        if place in self._uses and self._pinned_bytes + batch.nbytes <= self._limit:
+            self._pinned[place] = batch
+            self._pinned_bytes += batch.nbytes
+        else:
+            self._used[place] = batch
+            self._used_bytes += batch.nbytes
+
+    def _hold(self, place: _Place, batch: Batch) -> None:
+        with self._lock:
+            self._largest = max(self._largest, batch.nbytes)
+            if self._held(place) is None:
+                self._put(place, batch)
+            while self._used_bytes + self._pinned_bytes > self._limit and len(self._used) > 1:
+                self._used_bytes -= self._used.popitem(last=False)[1].nbytes
+
+    def _came(self, place: _Place, coming: _Coming | None) -> None:
         if coming is not None:
             with self._lock:
-                self._coming.pop(key, None)
+                self._coming.pop(place, None)
             coming.done.set()
 
     def _read_ahead(self) -> None:
         while True:
-            key, coming = self._wanted.get()
+            place, coming = self._wanted.get()
+            with self._room:
+                self._room.wait_for(self._has_room)
+                self._being_read += 1
             if coming.claim():
                 with contextlib.suppress(Exception):
-                    self._hold(key, self._load(key))
-                self._came(key, coming)
+                    load, key = place
+                    self._hold(place, load(key))
+                self._came(place, coming)
+            with self._room:
+                self._being_read -= 1
+                self._room.notify_all()
+
+    def _has_room(self) -> bool:
+        """Always for one: the others wait until it is used, or read what they need themselves."""
+        coming = (self._being_read + 1) * self._largest
+        return self._pinned_bytes + coming <= self._limit or not (self._pinned or self._being_read)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from elastic_train.data.batch_memory import BatchMemory
 from elastic_train.data.cache import DEFAULT_BYTES, BatchCache, default_folder
 from elastic_train.data.document_ends import DocumentEnds
 from elastic_train.data.errors import DataError
@@ -37,6 +38,7 @@ class TokenDataset:
         digest: str,
         cutting: Cutting,
         cache: BatchCache,
+        memory: BatchMemory,
         numbers_documents: bool = True,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -48,7 +50,7 @@ class TokenDataset:
         self.cutting = cutting
         self._samples = samples_of(store, manifest, digest, cutting, cache, on_progress)
         self._ends = DocumentEnds(store, manifest) if cutting.packing == "stream" and numbers_documents else None
-        self._reader = TokenReader(store, manifest, cache)
+        self._reader = TokenReader(store, manifest, cache, memory)
 
     @classmethod
     def open(
@@ -62,6 +64,7 @@ class TokenDataset:
         tails: Tails = "drop",
         cache_bytes: int = DEFAULT_BYTES,
         numbers_documents: bool = True,
+        memory: BatchMemory | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TokenDataset:
         """Opens the data set in the folder ``uri`` (``storage`` has the S3 endpoint): its manifest, and no shard.
@@ -70,14 +73,14 @@ class TokenDataset:
         ``~/.cache/elastic_train/data``, at most ``cache_bytes``), which all processes of a node share. Packing by
         documents reads where they end, once per node; a cut of the stream does when a sample first needs it, and
         without ``numbers_documents`` it counts as one document. ``on_progress``
-        is called while that goes on.
+        is called while that goes on. ``memory``: for batches, of several data sets together; None: one of its own.
         Raises :class:`DataError` or :class:`~elastic_train.storage.errors.StorageError`.
         """
         store = Store.open(uri, storage)
         manifest, digest = read_manifest(store)
         cache = BatchCache(Path(cache_dir) if cache_dir else default_folder(), cache_bytes)
         cutting = Cutting(sequence_length, packing, tails)
-        return cls(store, manifest, digest, cutting, cache, numbers_documents, on_progress)
+        return cls(store, manifest, digest, cutting, cache, memory or BatchMemory(), numbers_documents, on_progress)
 
     @property
     def sequence_length(self) -> int:
@@ -146,7 +149,11 @@ class TokenDataset:
 
 
 def open_dataset(
-    uri: str, config: DataConfig, storage: StorageConfig, on_progress: Callable[[], None] = lambda: None
+    uri: str,
+    config: DataConfig,
+    storage: StorageConfig,
+    memory: BatchMemory | None = None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> TokenDataset:
     """The data set in ``uri``, with samples as ``data`` of a job wants them. Raises as :meth:`TokenDataset.open`."""
     return TokenDataset.open(
@@ -157,5 +164,6 @@ def open_dataset(
         tails=config.tail_policy,
         cache_bytes=config.cache_bytes,
         numbers_documents=config.separates_documents,
+        memory=memory,
         on_progress=on_progress,
     )

@@ -71,7 +71,7 @@ def unfit_for_evaluation(job: Job, training: Manifest) -> list[str]:
 
 def _open(job: Job, uri: str, on_progress: Callable[[], None] = lambda: None) -> TokenDataset:
     try:
-        return open_dataset(uri, job.data, job.storage, on_progress)
+        return open_dataset(uri, job.data, job.storage, on_progress=on_progress)
     except DataError as error:
         raise DataError(f"evaluation.uri={uri}: {error}") from None
 

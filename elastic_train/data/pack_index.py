@@ -99,8 +99,8 @@ def packed(begins: Array, ends: Array, cutting: Cutting) -> PackedSamples:
 def _bytes(open_tokens: int, samples: PackedSamples) -> bytes:
     """int64: tokens behind the last end, number of samples, of pieces; offsets, starts, lengths; xxh3 of all that."""
     starts, lengths = samples.pieces.starts, samples.pieces.lengths
-    numbers = [[open_tokens, len(samples), len(starts)], samples.offsets, starts, lengths]
-    content = np.concatenate(numbers).astype("<i8").tobytes()
+    header = np.array([open_tokens, len(samples), len(starts)], np.int64)
+    content = np.concatenate([header, samples.offsets, starts, lengths]).astype("<i8").tobytes()
     return content + xxhash.xxh3_64_digest(content)
 
 

@@ -165,7 +165,7 @@ def _best_fit_side_by_side(lengths_WN: Array, room: int) -> Array:
     unsigned = np.uint32 if room < 2 ** (30 - BITS) else np.uint64
     rest_NW = room - lengths_NW if room >= 2**16 else (room - lengths_NW).astype(np.uint16)  # which numpy sorts faster
     longest_first = np.argsort(rest_NW, axis=0, kind="stable")
-    sorted_NW = np.take_along_axis(lengths_NW, longest_first, axis=0).astype(unsigned) << BITS
+    sorted_NW = np.take_along_axis(lengths_NW << BITS, longest_first, axis=0).astype(unsigned)
     open_NW = np.repeat((np.arange(width) + (room << BITS)).astype(unsigned)[:, None], windows, axis=1)
     left_NW = np.empty_like(open_NW)
     taken_NW = np.empty((width, windows), np.int64)

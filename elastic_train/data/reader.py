@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastic_train.data.batch_memory import BatchMemory
 from elastic_train.data.errors import DataError
 from elastic_train.data.record_batches import decode_batch, fetch_batch, is_right
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_train.data.batch_memory import Key
+    from elastic_train.data.batch_memory import BatchMemory, Key
     from elastic_train.data.cache import BatchCache
     from elastic_train.data.manifest import Manifest
     from elastic_train.data.record_batches import Batch
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 class TokenReader:
     """Any stretch of the stream of all shards. Opens nothing before it is asked for; safe to use from threads."""
 
-    def __init__(self, store: Store, manifest: Manifest, cache: BatchCache) -> None:
+    def __init__(self, store: Store, manifest: Manifest, cache: BatchCache, memory: BatchMemory) -> None:
         self._store, self._manifest = store, manifest
         self._cache = None if _is_local(store) else cache
         self._ends = list(accumulate(shard.tokens for shard in manifest.shards))
-        self._batches = BatchMemory(self._load)
+        self._memory = memory
 
     def read(self, start: int, tokens: np.ndarray[Any, Any], counts: np.ndarray[Any, Any] | None = None) -> None:
         """Fills ``tokens``, and ``counts`` of a labelled data set, both [n], with those at ``[start, start + n)``.
@@ -45,7 +44,7 @@ class TokenReader:
             raise IndexError(f"tokens {start} to {end} are outside the {self._manifest.tokens} tokens")
         done = 0
         for key, offset, length in self._stretches(start, len(tokens)):
-            batch = self._batches.get(key)
+            batch = self._memory.get(self._load, key)
             tokens[done : done + length] = batch.tokens[offset : offset + length]
             if counts is not None and batch.counts is not None:
                 counts[done : done + length] = batch.counts[offset : offset + length]
@@ -54,7 +53,7 @@ class TokenReader:
     def prefetch(self, start: int, count: int) -> None:
         """Have what ``read`` needs for ``[start, start + count)`` read in the background."""
         for key, _, _ in self._stretches(start, count):
-            self._batches.prefetch(key)
+            self._memory.prefetch(self._load, key)
 
     def _stretches(self, start: int, count: int) -> Iterator[tuple[Key, int, int]]:
         """(batch, first token in it, number of tokens) of each batch that has some of ``[start, start + count)``."""

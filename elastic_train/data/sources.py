@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from elastic_train.data.batch_memory import BatchMemory
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import open_dataset
 from elastic_train.data.errors import DataError
@@ -93,7 +94,10 @@ def data_problems(job: Job) -> list[str]:
 
 
 def _open(job: Job, on_progress: Callable[[], None] = lambda: None) -> tuple[TokenDataset, ...]:
-    return tuple(open_dataset(source.uri, job.data, job.storage, on_progress) for source in job.data.all_sources)
+    memory = BatchMemory()
+    return tuple(
+        open_dataset(source.uri, job.data, job.storage, memory, on_progress) for source in job.data.all_sources
+    )
 
 
 def _order(job: Job, datasets: Sequence[TokenDataset]) -> MixedOrder:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from elastic_train.data.errors import DataError
-from elastic_train.data.manifest import File
 from elastic_train.data.record_batches import read_ends
 from elastic_train.storage.errors import NotFound
 
@@ -43,7 +42,7 @@ def damages(store: Store, manifest: Manifest, read: Callable[[int], None] = lamb
             except DataError as error:
                 yield str(error)
             read(shard.ends.bytes)
-    if isinstance(manifest.left_out, File):
+    if manifest.left_out is not None:
         yield from _of_file(store, manifest.left_out.path, manifest.left_out.sha256)
         read(manifest.left_out.bytes)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from elastic_train.config.training import TrainingConfig
-from elastic_train.data.batch_memory import THREADS, BatchMemory, Key
+from elastic_train.data.batch_memory import THREADS, BatchMemory
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.errors import DataError
@@ -23,14 +23,14 @@ class Loader:
     """Batches of 1,000 bytes that spell their number; notes what was read, and waits or refuses where it is told to."""
 
     def __init__(self) -> None:
-        self.foreground: list[Key] = []
-        self.background: list[Key] = []
+        self.foreground: list[tuple[int, int]] = []
+        self.background: list[tuple[int, int]] = []
         self.gate = threading.Event()
         self.gate.set()
-        self.refused: set[Key] = set()
+        self.refused: set[tuple[int, int]] = set()
         self.came = threading.Semaphore(0)
 
-    def __call__(self, key: Key) -> Batch:
+    def __call__(self, key: tuple[int, int]) -> Batch:
         if threading.current_thread() is threading.main_thread():
             self.foreground.append(key)
         else:
@@ -49,40 +49,40 @@ class Loader:
 
 def test_what_was_used_last_is_kept() -> None:
     loader = Loader()
-    memory = BatchMemory(loader, 3000)
+    memory = BatchMemory(3000)
     for number in (0, 1, 2, 0, 3, 0, 1):
-        assert memory.get((0, number)).tokens[0] == number
+        assert memory.get(loader, (0, number)).tokens[0] == number
     assert loader.foreground == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 1)]
 
 
 def test_a_batch_larger_than_the_limit_is_held_alone() -> None:
     loader = Loader()
-    memory = BatchMemory(loader, 10)
+    memory = BatchMemory(10)
     for number in (0, 0, 1, 1):
-        memory.get((0, number))
+        memory.get(loader, (0, number))
     assert loader.foreground == [(0, 0), (0, 1)]
 
 
 def test_what_is_read_ahead_is_read_once() -> None:
     loader = Loader()
-    memory = BatchMemory(loader)
+    memory = BatchMemory()
     for _ in range(2):
         for number in range(20):
-            memory.prefetch((0, number))
-    assert [int(memory.get((0, number)).tokens[0]) for number in range(20)] == list(range(20))
-    memory.prefetch((0, 3))
+            memory.prefetch(loader, (0, number))
+    assert [int(memory.get(loader, (0, number)).tokens[0]) for number in range(20)] == list(range(20))
+    memory.prefetch(loader, (0, 3))
     assert sorted(loader.foreground + loader.background) == [(0, number) for number in range(20)]
 
 
 def test_who_needs_a_batch_waits_for_the_thread_that_reads_it_and_reads_himself_what_none_has_begun() -> None:
     loader = Loader()
-    memory = BatchMemory(loader)
+    memory = BatchMemory()
     loader.gate.clear()
     for number in range(THREADS + 2):
-        memory.prefetch((0, number))
-    assert memory.get((0, THREADS + 1)).tokens[0] == THREADS + 1  # all threads are at the gate, or will be
+        memory.prefetch(loader, (0, number))
+    assert memory.get(loader, (0, THREADS + 1)).tokens[0] == THREADS + 1  # all threads are at the gate, or will be
     threading.Timer(0.05, loader.gate.set).start()
-    assert memory.get((0, 0)).tokens[0] == 0
+    assert memory.get(loader, (0, 0)).tokens[0] == 0
     loader.wait(THREADS + 1 - loader.foreground.count((0, 0)))
     assert (0, THREADS + 1) in loader.foreground and (0, THREADS + 1) not in loader.background
 
@@ -90,23 +90,24 @@ def test_who_needs_a_batch_waits_for_the_thread_that_reads_it_and_reads_himself_
 def test_an_error_is_told_when_the_batch_is_needed_and_passes() -> None:
     loader = Loader()
     loader.refused = {(0, 1)}
-    memory = BatchMemory(loader)
-    memory.prefetch((0, 1))
+    memory = BatchMemory()
+    memory.prefetch(loader, (0, 1))
     loader.wait(1)
     for _ in range(2):
         with pytest.raises(DataError, match=r"batch \(0, 1\) is damaged"):
-            memory.get((0, 1))
+            memory.get(loader, (0, 1))
     loader.refused = set()
-    assert memory.get((0, 1)).tokens[0] == 1
+    assert memory.get(loader, (0, 1)).tokens[0] == 1
 
 
 def test_threads_that_want_the_same_get_the_same() -> None:
-    memory, found = BatchMemory(Loader(), 5000), []
+    memory, found = BatchMemory(5000), []
+    loader = Loader()
 
     def use(seed: int) -> None:
         for number in np.random.default_rng(seed).integers(0, 30, 400).tolist():
-            memory.prefetch((0, (number + seed) % 30))
-            found.append(int(memory.get((0, number)).tokens[0]) == number)
+            memory.prefetch(loader, (0, (number + seed) % 30))
+            found.append(int(memory.get(loader, (0, number)).tokens[0]) == number)
 
     threads = [threading.Thread(target=use, args=(seed,)) for seed in range(6)]
     for thread in threads:
@@ -114,7 +115,50 @@ def test_threads_that_want_the_same_get_the_same() -> None:
     for thread in threads:
         thread.join(120)
     assert len(found) == 2400 and all(found)
-    assert memory._bytes == sum(batch.nbytes for batch in memory._held.values()) <= 5000
+    assert memory._used_bytes == sum(batch.nbytes for batch in memory._used.values())
+    assert memory._pinned_bytes == sum(batch.nbytes for batch in memory._pinned.values()) <= 5000
+    assert memory._used_bytes + memory._pinned_bytes <= 5000 + 1000
+
+
+def test_what_is_read_ahead_stays_until_it_was_used_as_often_as_it_was_asked_for() -> None:
+    loader, memory = Loader(), BatchMemory(5000)
+    for number in (0, 1, 2, 0):
+        memory.prefetch(loader, (0, number))
+    loader.wait(3)
+    for number in range(10, 20):  # would throw them out
+        memory.get(loader, (0, number))
+    assert [int(memory.get(loader, (0, number)).tokens[0]) for number in (0, 1, 2, 0)] == [0, 1, 2, 0]
+    assert sorted(loader.background) == [(0, 0), (0, 1), (0, 2)]
+    assert loader.foreground == [(0, number) for number in range(10, 20)]
+    for number in range(20, 30):
+        memory.get(loader, (0, number))
+    memory.get(loader, (0, 0))
+    assert loader.foreground[-1] == (0, 0)  # nothing holds it any more
+
+
+def test_reading_ahead_stops_when_what_it_has_read_fills_the_room_and_goes_on_when_that_is_used() -> None:
+    loader, memory = Loader(), BatchMemory(5000)
+    memory.get(loader, (0, 99))  # how large they are is known from the first one
+    for number in range(20):
+        memory.prefetch(loader, (0, number))
+    loader.wait(5)
+    assert memory._pinned_bytes == 5000 and len(loader.background) == 5
+    for number in range(19, 15, -1):  # whoever needs what has not been begun reads it himself
+        assert memory.get(loader, (0, number)).tokens[0] == number
+    for number in range(16):
+        assert memory.get(loader, (0, number)).tokens[0] == number
+    assert sorted(loader.foreground + loader.background) == [*((0, number) for number in range(20)), (0, 99)]
+
+
+def test_several_data_sets_share_the_room_and_are_not_mixed_up() -> None:
+    memory, one, two = BatchMemory(3000), Loader(), Loader()
+    for loader in (one, two):
+        for number in (0, 1):
+            memory.get(loader, (0, number))
+    assert memory._used_bytes == 3000
+    memory.get(one, (0, 1))
+    memory.get(one, (0, 0))
+    assert one.foreground == [(0, 0), (0, 1), (0, 0)] and two.foreground == [(0, 0), (0, 1)]
 
 
 # -- steps -----------------------------------------------------------------------------------------------------------
@@ -133,9 +177,9 @@ def batches(tmp_path: Path) -> Callable[[int], tuple[StepBatches, TokenDataset]]
     return made
 
 
-def trace(batches: StepBatches, steps: range) -> list[list[list[int]]]:
+def trace(batches: StepBatches, steps: range, slots: int = 4) -> list[list[list[int]]]:
     return [
-        [row for slot in range(4) for row in batches.slot(step, slot).input_ids.tolist()] for step in steps
+        [row for slot in range(slots) for row in batches.slot(step, slot).input_ids.tolist()] for step in steps
     ]  # fmt: skip
 
 
@@ -172,3 +216,30 @@ def test_depth_0_starts_no_thread(batches: Callable[[int], tuple[StepBatches, To
     before = threading.active_count()
     trace(batches(0)[0], range(1, 21))
     assert threading.active_count() == before
+
+
+def test_reading_ahead_reads_no_more_often(tmp_path: Path) -> None:
+    """A window of the order needs twice the room: what is read ahead is not thrown out before it was used."""
+    make(str(tmp_path), [16 * 2**12], 2**9)
+    loads = {}
+    for depth in (0, 2, 6):
+        memory = BatchMemory(32 * 2**10)
+        dataset = TokenDataset.open(str(tmp_path), 16, memory=memory)
+        training = TrainingConfig(steps=len(dataset) // 16, global_batch=16, micro_batch=2)
+        batches = StepBatches(dataset, SampleOrder(len(dataset), 1), training, depth)
+        counted = count_loads(dataset)
+        trace(batches, range(1, training.steps + 1), training.slots)
+        loads[depth] = len(counted)
+    assert 128 < loads[0] and max(loads[2], loads[6]) <= 1.05 * loads[0], loads
+
+
+def count_loads(dataset: TokenDataset) -> list[tuple[int, int]]:
+    reader, counted = dataset._reader, []
+    load = reader._load
+
+    def counting(key: tuple[int, int]) -> Batch:
+        counted.append(key)
+        return load(key)
+
+    reader._load = counting  # type: ignore[method-assign]
+    return counted
