@@ -64,7 +64,8 @@ class DataConfig(Section):
         default=2, description="steps whose samples are read ahead in the background"
     )
     cache_size: str = Field(
-        default="16GiB", description="of the cache of remote shards on a node's disk; the least recently used part goes"
+        default="16GiB",
+        description="of the cache of remote shards on a node's disk, at least 64MiB; the least recently used part goes",
     )
 
     @field_validator("cache_size")

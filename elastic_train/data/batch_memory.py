@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     _Place = tuple[Load, Key]
 
 MEMORY_BYTES = 64 * 2**20
-"""Half a window of the order's inner level, whose samples come from 256 places, of batches of 2^18 tokens of 2 bytes."""
+"""Half a window of the order's inner level, whose samples come from 256 places: batches of 2^18 tokens of 2 bytes."""
 THREADS = 4
 """Batches that are read ahead at a time: each waits for storage most of its time."""
 

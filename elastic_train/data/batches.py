@@ -30,6 +30,14 @@ def slots_of(data_rank: int, data_ranks: int, slots: int) -> range:
     return range(start, start + each + (data_rank < more))
 
 
+def too_few(samples: int, sequence_length: int, global_batch: int) -> str:
+    """Why there cannot be a step."""
+    return (
+        f"{samples} sequences of {sequence_length} tokens are fewer than training.global_batch={global_batch}; "
+        "use more text, a shorter data.sequence_length or a smaller training.global_batch"
+    )
+
+
 class StepBatches:
     """Step ``t`` (from 1) trains on global indices ``[(t - 1) * global_batch, t * global_batch)``.
 
@@ -42,11 +50,7 @@ class StepBatches:
         Raises :class:`DataError` when the data set has fewer sequences than one global batch.
         """
         if len(dataset) < training.global_batch:
-            raise DataError(
-                f"{len(dataset)} sequences < global batch {training.global_batch}: "
-                f"the data set gives {len(dataset)} sequences of {dataset.sequence_length} tokens; use more text, "
-                "a shorter data.sequence_length or a smaller training.global_batch"
-            )
+            raise DataError(too_few(len(dataset), dataset.sequence_length, training.global_batch))
         if order.num_samples != len(dataset):
             raise ValueError(f"the order is over {order.num_samples} samples, the data set has {len(dataset)}")
         self.sequence_length = dataset.sequence_length

@@ -70,7 +70,9 @@ class BatchCache:
         """The bytes kept under ``name``, made if they are not there or not right: by one of several processes."""
         return self._kept(name, make, is_right, _read)
 
-    def mapped(self, name: str, make: Callable[[], bytes], is_right: Callable[[bytes | memoryview], bool]) -> memoryview:
+    def mapped(
+        self, name: str, make: Callable[[], bytes], is_right: Callable[[bytes | memoryview], bool]
+    ) -> memoryview:
         """As ``get``, in memory that all processes of the node share. It stays when the file goes."""
         data = self._kept(name, make, is_right, _mapped)
         if isinstance(data, memoryview):

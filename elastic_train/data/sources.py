@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from elastic_train.data.batch_memory import BatchMemory
-from elastic_train.data.batches import StepBatches
+from elastic_train.data.batches import StepBatches, too_few
 from elastic_train.data.dataset import open_dataset
 from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import unfit_for_evaluation
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
 class JoinedDatasets:
     """Samples of several data sets, one data set's after those of the ones before."""
 
-    def __init__(self, datasets: Sequence[TokenDataset]) -> None:
-        self._datasets = datasets
-        self._ends = list(accumulate(len(dataset) for dataset in datasets))
+    def __init__(self, datasets: Sequence[TokenDataset], order: MixedOrder) -> None:
+        """``order``: of their samples, which says what is whose."""
+        self._datasets, self._order = datasets, order
         self.sequence_length = datasets[0].sequence_length
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._order.num_samples
 
     def sample(self, index: int) -> Sample:
         """As of :class:`~elastic_train.data.dataset.TokenDataset`."""
@@ -49,8 +48,8 @@ class JoinedDatasets:
     def _own(self, index: int) -> tuple[TokenDataset, int]:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} is outside the {len(self)} samples")
-        number = bisect_right(self._ends, index)
-        return self._datasets[number], index - (self._ends[number] - len(self._datasets[number]))
+        number, own = self._order.source_of(index)
+        return self._datasets[number], own
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def open_training(job: Job, on_progress: Callable[[], None] = lambda: None) -> T
     if problems:
         raise DataError("; ".join(problems))
     order = _order(job, datasets)
-    batches = StepBatches(JoinedDatasets(datasets), order, job.training, job.data.prefetch_steps)
+    batches = StepBatches(JoinedDatasets(datasets, order), order, job.training, job.data.prefetch_steps)
     return TrainingData(datasets, order, batches, _digest(job, datasets))
 
 
@@ -132,10 +131,7 @@ def _problems(job: Job, datasets: Sequence[TokenDataset]) -> Iterator[str]:
     samples = sum(len(dataset) for dataset in datasets)
     if samples < batch:
         where = f"data.uri={job.data.uri}" if job.data.uri is not None else "data.sources"
-        yield (
-            f"{where}: {samples} sequences of {length} tokens are fewer than training.global_batch={batch}; "
-            "use more text, a shorter data.sequence_length or a smaller training.global_batch"
-        )
+        yield f"{where}: {too_few(samples, length, batch)}"
     for source, dataset in zip(job.data.all_sources, datasets, strict=True):
         yield from _problems_of(job, _named(job, source), dataset, datasets[0])
     documents = sum(dataset.manifest.documents for dataset in datasets)

@@ -303,6 +303,7 @@ def test_the_default_of_tails_is_that_of_the_packing() -> None:
             "data: phases begin at steps [9, 9], which must rise",
         ),
         ("data.cache_size=lots", "data.cache_size=lots: must be a size such as 80GiB"),
+        ("data.cache_size=60MiB", "data.cache_size=60MiB: must be at least 64MiB"),
     ],
 )
 def test_a_mixture_that_is_none(override: str, sentence: str) -> None:

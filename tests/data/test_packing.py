@@ -79,7 +79,9 @@ def one_by_one(lengths: list[int], room: int) -> list[list[int]]:
     return sorted(sorted(group) for group in groups)
 
 
-@pytest.mark.parametrize(("count", "room"), [(900, 64), (WINDOW, 1024), (2 * WINDOW + 5, 200), (300, 2**17), (40, 2**31)])
+@pytest.mark.parametrize(
+    ("count", "room"), [(900, 64), (WINDOW, 1024), (2 * WINDOW + 5, 200), (300, 2**17), (40, 2**31)]
+)
 def test_windows_side_by_side_are_packed_as_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, count: int, room: int
 ) -> None:

@@ -48,6 +48,14 @@ def test_one_data_set_has_the_samples_it_always_had(folder: Path) -> None:
         assert rows == [dataset.sample(i).input_ids.tolist() for i in expected]
 
 
+def test_whoever_opens_packed_sources_hears_of_each_shard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    told: list[int] = []
+    open_training(job(folder, "data.packing=documents"), lambda: told.append(1))
+    assert len(told) == 6
+    assert len([*(folder / "cache").rglob("*-pack")]) == 6
+
+
 def test_a_mixture_takes_each_sources_samples_by_weight(folder: Path) -> None:
     made = job(folder, "data.phases=[{from_step: 129, weights: {a: 0, b: 1, c: 3}}]")
     data = open_training(made)

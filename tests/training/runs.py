@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import slots_of
+from elastic_train.data.samples import Slot
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.training.engine import Engine, StepGradients, StepMetrics
 from elastic_train.training.exact import reduce_exactly
@@ -154,6 +157,34 @@ def count_beats(rank: int, job: Job, layout: Layout) -> tuple[int, int]:
     engine.on_progress = lambda: beats.append(1)
     engine.train_step(1)
     return len(beats), sum(key.startswith("param.") and key.endswith("q_proj.weight") for key in engine.state())
+
+
+class SlowBatches(SyntheticBatches):
+    """Slots that wait for ``ready``; notes how long they did."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.ready = threading.Event()
+        self.waited = 0.0
+
+    def slot(self, step: int, index: int) -> Slot:
+        started = time.perf_counter()
+        assert self.ready.wait(60)
+        self.waited += time.perf_counter() - started
+        return super().slot(step, index)
+
+
+def waits_for_data(rank: int, job: Job, layout: Layout) -> tuple[float, float, float, float]:
+    """(its slots waited, the engine says, the step took) seconds of a step, and what the engine says of the next one."""
+    batches = SlowBatches(job)
+    engine = Engine(job, layout, rank, batches)
+    engine.initialize()
+    threading.Timer(1.0, batches.ready.set).start()
+    started = time.perf_counter()
+    engine.train_step(1)
+    told, took = engine.data_seconds, time.perf_counter() - started
+    engine.train_step(2)
+    return batches.waited, told, took, engine.data_seconds
 
 
 def loss_and_norm(

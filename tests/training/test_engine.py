@@ -11,7 +11,7 @@ import pytest
 
 from elastic_train.config.layout import Layout
 from tests.ranks import RankError, run_ranks
-from tests.training.runs import count_beats, late_imports, run
+from tests.training.runs import count_beats, late_imports, run, waits_for_data
 from tests.training.synthetic import small_job
 
 
@@ -95,6 +95,12 @@ def test_progress_is_reported_by_block_forward_and_backward(layout: Layout) -> N
     for beats, blocks in run_ranks(count_beats, layout.world_size, small_job(), layout):
         assert blocks == 4 // layout.pp
         assert beats == 2 * blocks * micro_batches
+
+
+def test_the_wait_for_samples_is_measured() -> None:
+    ((waited, told, took, then),) = run_ranks(waits_for_data, 1, small_job(), Layout())
+    assert waited <= told <= took
+    assert then < waited
 
 
 def test_all_violations_are_in_one_error() -> None:
