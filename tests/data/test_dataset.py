@@ -127,7 +127,7 @@ def test_tokens_that_are_not_to_be_learned_are_no_labels(tmp_path: Path, packing
 
 
 def test_a_packing_is_worked_out_once(tmp_path: Path) -> None:
-    """Each shard's is in the node's cache: its file of ends is not looked at again, a copy that is spoilt is made anew."""
+    """Each shard's is in the node's cache: its file of ends is not looked at again; a spoilt copy is made anew."""
     make(str(tmp_path / "set"), [30, 40], 8, ends=[[10, 22], [15, 40]])
     ends = [tmp_path / "set" / f"shard-{number}.ends.arrow" for number in (0, 1)]
 

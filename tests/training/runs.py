@@ -175,11 +175,11 @@ class SlowBatches(SyntheticBatches):
 
 
 def waits_for_data(rank: int, job: Job, layout: Layout) -> tuple[float, float, float, float]:
-    """(its slots waited, the engine says, the step took) seconds of a step, and what the engine says of the next one."""
+    """Seconds of a step: its slots waited, the engine says, it took; and what the engine says of the next one."""
     batches = SlowBatches(job)
     engine = Engine(job, layout, rank, batches)
     engine.initialize()
-    threading.Timer(1.0, batches.ready.set).start()
+    threading.Timer(0.5, batches.ready.set).start()
     started = time.perf_counter()
     engine.train_step(1)
     told, took = engine.data_seconds, time.perf_counter() - started
