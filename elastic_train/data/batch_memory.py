@@ -41,7 +41,7 @@ class BatchMemory:
 
     What was asked to be read ahead is pinned: it stays until it was used as often as it was asked for. Of the others
     the least recently used go first, but never the last one. When the pinned ones fill the room, no more is read
-    ahead until some were used.
+    ahead until some were used: whoever asks has to use it.
 
     What is read ahead changes nothing that is ever saved: an error of the background is forgotten, and told by
     whoever needs the batch and finds that it still cannot be read.
@@ -88,7 +88,7 @@ class BatchMemory:
                 batch = self._used.pop(place)
                 self._used_bytes -= batch.nbytes
                 self._put(place, batch)
-            if place in self._pinned or place in self._coming:
+            if self._held(place) is not None or place in self._coming:
                 return
             coming = self._coming[place] = _Coming()
         self._wanted.put((place, coming))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,13 @@ class Loader:
         """Until so many more were read in the background."""
         for _ in range(count):
             assert self.came.acquire(timeout=60)
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_what_was_used_last_is_kept() -> None:
@@ -141,13 +149,25 @@ def test_reading_ahead_stops_when_what_it_has_read_fills_the_room_and_goes_on_wh
     memory.get(loader, (0, 99))  # how large they are is known from the first one
     for number in range(20):
         memory.prefetch(loader, (0, number))
-    loader.wait(5)
-    assert memory._pinned_bytes == 5000 and len(loader.background) == 5
+    until(lambda: memory._pinned_bytes == 5000)
+    assert len(loader.background) == 5
     for number in range(19, 15, -1):  # whoever needs what has not been begun reads it himself
         assert memory.get(loader, (0, number)).tokens[0] == number
     for number in range(16):
         assert memory.get(loader, (0, number)).tokens[0] == number
     assert sorted(loader.foreground + loader.background) == [*((0, number) for number in range(20)), (0, 99)]
+
+
+def test_what_is_there_is_not_read_ahead_even_if_it_cannot_be_pinned() -> None:
+    loader, memory = Loader(), BatchMemory(1000)
+    memory.get(loader, (0, 0))
+    memory.prefetch(loader, (0, 1))
+    until(lambda: memory._pinned_bytes == 1000)
+    memory.prefetch(loader, (0, 0))
+    memory.get(loader, (0, 1))
+    memory.prefetch(loader, (0, 2))
+    loader.wait(1)
+    assert loader.background == [(0, 1), (0, 2)] and loader.foreground == [(0, 0)]
 
 
 def test_several_data_sets_share_the_room_and_are_not_mixed_up() -> None:
