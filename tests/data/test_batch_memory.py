@@ -166,7 +166,7 @@ def test_what_is_there_is_not_read_ahead_even_if_it_cannot_be_pinned() -> None:
     memory.prefetch(loader, (0, 0))
     memory.get(loader, (0, 1))
     memory.prefetch(loader, (0, 2))
-    loader.wait(1)
+    loader.wait(2)
     assert loader.background == [(0, 1), (0, 2)] and loader.foreground == [(0, 0)]
 
 
