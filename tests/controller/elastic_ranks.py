@@ -6,16 +6,13 @@ from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.data.batches import StepBatches
-from elastic_train.data.dataset import TokenDataset
-from elastic_train.data.order import SampleOrder
+from elastic_train.data.sources import open_training
 from elastic_train.training.engine import Engine
 
 
 def uninterrupted(rank: int, job: Job) -> list[dict[str, Any]]:
     """Lines as in steps.jsonl, of all steps on one rank."""
-    dataset = TokenDataset.open(job.data.uri, job.data.sequence_length)
-    batches = StepBatches(dataset, SampleOrder(len(dataset), job.seed), job.training)
+    batches = open_training(job).batches
     engine = Engine(job, Layout(), rank, batches)
     engine.initialize()
     lines = []
