@@ -98,8 +98,8 @@ class Checkpointer:
         self._waiting: dict[tuple[str, int], asyncio.Future[UploadedObject]] = {}
         """(object, host number) -> answer"""
         self._count = 0
-        self._plan: tuple[int, dict[int, list[int]]] | None = None
-        """generation, and which of its chunks each rank uploads: the same for all of its steps"""
+        self._plans: dict[int, dict[int, list[int]]] = {}
+        """generation -> which of its chunks each rank uploads: the same for all of its steps"""
         self.claim: Claim | None = None
         self.committed: CheckpointId | None = None
         """where the job goes on when everything in memory is lost"""
@@ -132,10 +132,19 @@ class Checkpointer:
     async def plan(self, generation: int) -> None:
         """Decide which rank uploads what of any step of ``generation``, all of whose ranks have told what they hold.
 
+        Before its first step is finished, which may be one to be saved.
+
         In a thread: of ten thousand ranks it takes seconds, in which hosts would hear no answer to their heartbeats.
         """
+        if generation in self._plans or generation not in self._inventory.directories:
+            return
         described = self._inventory.described(generation)
-        self._plan = generation, await asyncio.get_running_loop().run_in_executor(None, assign_chunks, described)
+        planned = await asyncio.get_running_loop().run_in_executor(None, assign_chunks, described)
+        self._keep_plan(generation, planned)
+
+    def _keep_plan(self, generation: int, plan: dict[int, list[int]]) -> None:
+        kept = {number: plan for number, plan in self._plans.items() if number in self._inventory.directories}
+        self._plans = kept | {generation: plan}
 
     async def finish(
         self, snapshots: SnapshotSet | None, layout: Layout | None, metrics: Mapping[str, float]
@@ -242,10 +251,10 @@ class Checkpointer:
         self._count += 1
         attempt = f"c{claim.number}-{self._count}"
         generation = snapshots.generation
-        if self._plan is None or self._plan[0] != generation:
-            self._plan = generation, assign_chunks(self._inventory.described(generation))
+        if generation not in self._plans:
+            self._keep_plan(generation, assign_chunks(self._inventory.described(generation)))
         replies = []
-        for rank, indices in self._plan[1].items():
+        for rank, indices in self._plans[generation].items():
             if indices:
                 path = object_path(save.step, save.generation, rank, attempt)
                 writer = members[rank] if members else None

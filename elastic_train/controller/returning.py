@@ -247,11 +247,12 @@ class Stories:
 
         Only when all trainers of it go on: another's images may be written over meanwhile.
         """
+        finished = self.finished_step
         for rank, told in self._ranks.items():
             _describe(inventory, generation, rank, told.message["description"])
             for stepped in told.message["steps"]:
                 said = stepped["message"]
-                if said["step"] >= self.finished_step:
+                if said["step"] >= finished:
                     inventory.add(generation, rank, said["step"], told.host.node, said["image"])
                     for node, image in stepped["held"].items():
                         inventory.add(generation, rank, said["step"], node, image)
