@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -88,15 +88,20 @@ class Checkpointer:
     are of that one step and generation (the images are looked at before and after they are read, and the paths are
     this save's alone), so it is as good a state of the job as any. Only when the job has gone back before that step is
     it not: then the steps after it are computed anew and logged anew, and the old ones must not come back.
+
+    Args:
+        hosts: that are there, by node.
     """
 
-    def __init__(self, job: Job, folder: JobFolder, inventory: Inventory, hosts: Mapping[int, HostRecord]) -> None:
+    def __init__(
+        self, job: Job, folder: JobFolder, inventory: Inventory, hosts: Mapping[str, Sequence[HostRecord]]
+    ) -> None:
         self._job, self._folder, self._inventory, self._hosts = job, folder, inventory, hosts
         self._busy = asyncio.Lock()
         self._claiming = asyncio.Lock()
         """held while the claim is compared or replaced: a claim that this coordinator takes itself fences nobody"""
-        self._waiting: dict[tuple[str, int], asyncio.Future[UploadedObject]] = {}
-        """(object, host number) -> answer"""
+        self._waiting: dict[int, dict[str, asyncio.Future[UploadedObject]]] = defaultdict(dict)
+        """host number -> object -> answer"""
         self._count = 0
         self._plans: dict[int, dict[int, list[int]]] = {}
         """generation -> which of its chunks each rank uploads: the same for all of its steps"""
@@ -300,13 +305,13 @@ class Checkpointer:
     ) -> asyncio.Future[UploadedObject]:
         """Ask the host that writes the rank's image for the upload; once nobody writes it, any that holds it."""
         holders = snapshots.holders[rank]
-        there = self._hosts.values() if writer is None else [host for host in (writer,) if host.number in self._hosts]
-        host = next((host for host in there if host.node in holders), None)
+        there = (host for node in holders for host in self._hosts.get(node, ()))
+        host = next((host for host in there if writer is None or host is writer), None)
         future: asyncio.Future[UploadedObject] = asyncio.get_running_loop().create_future()
         if host is None:
             future.set_exception(UploadFailed(f"no living host holds rank {rank} of step {snapshots.step}"))
             return future
-        self._waiting[path, host.number] = future
+        self._waiting[host.number][path] = future
         host.connection.send(
             {
                 "type": "upload",
@@ -321,7 +326,7 @@ class Checkpointer:
 
     def uploaded(self, host: HostRecord, message: Message) -> None:
         """A host's answer to an order."""
-        future = self._waiting.pop((message["object"], host.number), None)
+        future = self._waiting.get(host.number, {}).pop(message["object"], None)
         if future is None or future.done():
             return
         if "error" in message:
@@ -332,8 +337,6 @@ class Checkpointer:
         future.set_result(UploadedObject.model_validate(message["uploaded"]))
 
     def host_lost(self, host: HostRecord) -> None:
-        for path, number in list(self._waiting):
-            if number == host.number:
-                future = self._waiting.pop((path, number))
-                if not future.done():
-                    future.set_exception(UploadFailed(f"{host.label} was lost during its upload"))
+        for future in self._waiting.pop(host.number, {}).values():
+            if not future.done():
+                future.set_exception(UploadFailed(f"{host.label} was lost during its upload"))

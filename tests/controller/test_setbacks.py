@@ -90,6 +90,9 @@ def test_one_host_of_a_full_node_is_left_out_at_a_time(ledger: Ledger) -> None:
     setbacks.no_room(members[1], generation, "y needs 5 bytes")
     assert [member.usable for member in members] == [True, True, False]
     assert [(e["host"], e["node"], e["detail"]) for e in ledger.named("no_room")] == [(3, "b", "x needs 5 bytes")]
+    smaller = Generation(2, Layout(dp_shard=2), members[:2], [[], []], 0, Trouble("no_room", ""))
+    setbacks.no_room(members[1], smaller, "y needs 5 bytes")  # one less was not enough
+    assert [member.usable for member in members] == [True, False, False]
 
 
 def test_fewer_nodes_than_copies_are_said_once(ledger: Ledger) -> None:
