@@ -72,9 +72,10 @@ class Inventory:
         self.directories[generation] = Directory()
 
     def describe(self, generation: int, rank: int, description: str) -> None:
-        """What the rank's images hold, as JSON, to be read before the directory is asked."""
-        self.descriptions[generation, rank] = description
-        self.unread.append((generation, rank))
+        """What the rank's images hold, as JSON, to be read before the directory is asked; always the same."""
+        if (generation, rank) not in self.descriptions:
+            self.descriptions[generation, rank] = description
+            self.unread.append((generation, rank))
 
     def read(self, generation: int, rank: int) -> Description:
         """What the rank has told."""
