@@ -8,9 +8,11 @@ heartbeats between them.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from elastic_train.controller.current_run import CurrentRun
@@ -18,6 +20,20 @@ from elastic_train.controller.members import Generation, HostRecord
 
 SLICE_SECONDS = 0.005
 """The event loop is kept from everything else for no longer than this and one answer."""
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """What is read meanwhile is kept as long as its generation, and is freed without the garbage collector.
+
+    That would look through all of it again and again, which takes as long as the reading, and seconds at once.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class Directions:
@@ -46,6 +62,14 @@ class Directions:
             self._spawn(self._work())
 
     async def _work(self) -> None:
+        with _no_search_for_cycles():
+            whole = await self._work_off()
+        self._working = False
+        if self._run.generation is not None and whole == self._run.generation.number:
+            self._spawn(self._run.checkpointer.plan(whole))
+
+    async def _work_off(self) -> int:
+        """Until nothing is left to do; returns the newest generation that is known of all its ranks now."""
         ends, whole = time.perf_counter() + SLICE_SECONDS, 0
         while self._asked or self._run.inventory.unread:
             if self._run.inventory.unread:
@@ -55,9 +79,7 @@ class Directions:
             if time.perf_counter() >= ends:
                 await asyncio.sleep(0)
                 ends = time.perf_counter() + SLICE_SECONDS
-        self._working = False
-        if self._run.generation is not None and whole == self._run.generation.number:
-            self._spawn(self._run.checkpointer.plan(whole))
+        return whole
 
     def _answer(self, host: HostRecord, generation: Generation, rank: int) -> None:
         run, restore = self._run, generation.restore
