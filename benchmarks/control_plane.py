@@ -102,6 +102,7 @@ class Simulation:
             await asyncio.sleep(0.01)
         formed = time.perf_counter() - started
         self.describe(self.descriptions())
+        planned = await self.plan()
         self.step(1)
         started = time.perf_counter()
         self.step(2)
@@ -111,7 +112,7 @@ class Simulation:
             beat = {"type": "heartbeat", "sent": 0.0, "generation": 1, "beats": 1, "started_step": 1, "process": "S"}
             coordinator._handle(host, beat)
         beats = time.perf_counter() - started
-        planned, ordered = await self.save()
+        ordered = self.order()
         lost = self.hosts[::100]
         started = time.perf_counter()
         for host in lost:
@@ -210,24 +211,31 @@ class Simulation:
         await coordinator.close()
         return adopted
 
-    async def save(self) -> tuple[float, float]:
-        """Seconds to plan the uploads of the running generation, and to order those of its newest step."""
+    async def plan(self) -> float:
+        """Seconds until the uploads of the running generation are planned, once it is read what its ranks hold."""
+        run = self.coordinator.run
+        while run.inventory.unread:
+            await asyncio.sleep(0)
+        started = time.perf_counter()
+        while not run.checkpointer._plans:
+            await asyncio.sleep(0.001)
+        return time.perf_counter() - started
+
+    def order(self) -> float:
+        """Seconds to order the uploads of the running generation's newest step."""
         run = self.coordinator.run
         generation, checkpointer = run.generation, run.checkpointer
         snapshots = run.inventory.newest_complete(run.members.nodes())
         assert generation is not None
         assert snapshots is not None
         assert checkpointer.claim is not None
-        checkpointer._plans.clear()
         started = time.perf_counter()
-        await checkpointer.plan(generation.number)
-        planned = time.perf_counter()
         save = Save(snapshots.step, snapshots.generation)
         orders = checkpointer._upload(snapshots, generation.members, checkpointer.claim, save)
         done = time.perf_counter()
         for order in orders:
             order.cancel()
-        return planned - started, done - planned
+        return done - started
 
     def step(self, step: int) -> None:
         """Every rank tells of its step and its partners' copies arrive."""
