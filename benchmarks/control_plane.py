@@ -3,7 +3,9 @@
 Each size: all hosts join and get ready, the first generation is formed and finishes a step, then one host in a hundred
 is lost at once. ``decide`` is the CPU-bound time from the first loss to the last assignment, 0.03 s of it the wait for
 further losses; ``join`` is per host; ``step`` is all that is told of one step; ``restore`` is the time to tell every
-rank of the new layout which images it needs; ``plan`` is what a thread takes, once per generation, to spread the chunks
+rank of the new layout which images it needs, ``blocked`` the longest that anybody else waited for the event loop
+meanwhile; ``return`` is what a coordinator that comes back takes to adopt a generation that has done a step without it,
+all of it on the event loop; ``plan`` is what a thread takes, once per generation, to spread the chunks
 over the ranks that upload them, and ``orders`` is all that the event loop does when a checkpoint is due. Sizes are
 those of the largest message.
 
@@ -17,7 +19,8 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -80,8 +83,12 @@ class Simulation:
     """One coordinator and its hosts."""
 
     def __init__(self, job: Job) -> None:
-        self.coordinator = Coordinator(job, "127.0.0.1", "token", lambda event: None)
+        self.job = job
+        self.coordinator = self.coordinator_of_the_run()
         self.hosts: list[Any] = []
+
+    def coordinator_of_the_run(self) -> Coordinator:
+        return Coordinator(self.job, "127.0.0.1", "token", lambda event: None, "run")
 
     async def run(self, count: int) -> dict[str, float]:
         coordinator = self.coordinator
@@ -94,7 +101,8 @@ class Simulation:
         while coordinator.generation is None:
             await asyncio.sleep(0.01)
         formed = time.perf_counter() - started
-        self.describe()
+        self.describe(self.descriptions())
+        planned = await self.plan()
         self.step(1)
         started = time.perf_counter()
         self.step(2)
@@ -104,7 +112,7 @@ class Simulation:
             beat = {"type": "heartbeat", "sent": 0.0, "generation": 1, "beats": 1, "started_step": 1, "process": "S"}
             coordinator._handle(host, beat)
         beats = time.perf_counter() - started
-        planned, ordered = await self.save()
+        ordered = self.order()
         lost = self.hosts[::100]
         started = time.perf_counter()
         for host in lost:
@@ -113,11 +121,15 @@ class Simulation:
             await asyncio.sleep(0.001)
         decided = time.perf_counter() - started
         generation = coordinator.generation
-        started = time.perf_counter()
-        self.describe()
-        restored = time.perf_counter() - started
         told = [cast(SimulatedConnection, member.connection) for member in generation.members]
+        texts = self.descriptions()
+        started = time.perf_counter()
+        with blocked() as rounds:
+            self.describe(texts)
+            await self.directed()
+        restored = time.perf_counter() - started
         await coordinator.close()
+        returned = await self.come_back(texts)
         return {
             "hosts": count,
             "join_ms": 1e3 * joined / count,
@@ -131,6 +143,8 @@ class Simulation:
             "ranks": generation.layout.world_size,
             "message_kb": max(connection.nbytes["assign"] for connection in told) / 1e3,
             "restore_s": restored,
+            "blocked_ms": 1e3 * max(rounds),
+            "return_s": returned,
             "directions": sum(connection.sent.get("directions", 0) for connection in told),
             "directions_kb": max(connection.nbytes["directions"] for connection in told) / 1e3,
         }
@@ -151,17 +165,64 @@ class Simulation:
         self.coordinator._handle(host, {"type": "ready"})
         self.hosts.append(host)
 
-    def describe(self) -> None:
-        """Every rank tells what it holds: rows of each tensor, by its place in the layout."""
+    def descriptions(self) -> list[str]:
+        """What every rank holds: rows of each tensor, by its place in the layout."""
         generation = self.coordinator.generation
         assert generation is not None
         world = generation.layout.world_size
+        return [description(rank, world) for rank in range(world)]
+
+    def describe(self, texts: list[str]) -> None:
+        """Every rank tells what it holds."""
+        generation = self.coordinator.generation
+        assert generation is not None
         for rank, host in enumerate(generation.members):
             about = {"generation": generation.number, "rank": rank}
-            self.coordinator._handle(host, {"type": "described", "description": description(rank, world), **about})
+            self.coordinator._handle(host, {"type": "described", "description": texts[rank], **about})
 
-    async def save(self) -> tuple[float, float]:
-        """Seconds to plan the uploads of the running generation, and to order those of its newest step."""
+    async def directed(self) -> None:
+        """Every rank has been told where its state is."""
+        generation = self.coordinator.generation
+        assert generation is not None
+        for member in generation.members:
+            while "directions" not in cast(SimulatedConnection, member.connection).sent:
+                await asyncio.sleep(0)
+
+    async def come_back(self, texts: list[str]) -> float:
+        """The coordinator dies and comes back; seconds that it takes to adopt the generation."""
+        before = self.coordinator.generation
+        assert before is not None
+        coordinator = self.coordinator = self.coordinator_of_the_run()
+        await coordinator.start()
+        for host in before.members:
+            self.join(host.number - 1)
+        step = before.start_step + 1
+        part = {"generation": before.number, "layout": before.layout.as_dict(), "start_step": before.start_step}
+        for rank, host in enumerate(self.hosts[-len(before.members) :]):
+            partners = [partner.node for partner in before.partners[rank]]
+            told = {"message": self.said(rank, step, partners), "held": dict.fromkeys(partners, f"r{rank}")}
+            story = {"type": "story", "part": part | {"rank": rank, "running": True}, "steps": [told]}
+            story |= {"description": texts[rank], "last_words": [], "trainer_pid": 1, "finished_step": step}
+            coordinator._handle(host, story)
+        started = time.perf_counter()
+        coordinator._coming_back.look()
+        adopted = time.perf_counter() - started
+        assert coordinator.log.finished_step == step
+        await coordinator.close()
+        return adopted
+
+    async def plan(self) -> float:
+        """Seconds until the uploads of the running generation are planned, once it is read what its ranks hold."""
+        run = self.coordinator.run
+        while run.inventory.unread:
+            await asyncio.sleep(0)
+        started = time.perf_counter()
+        while not run.checkpointer._plans:
+            await asyncio.sleep(0.001)
+        return time.perf_counter() - started
+
+    def order(self) -> float:
+        """Seconds to order the uploads of the running generation's newest step."""
         run = self.coordinator.run
         generation, checkpointer = run.generation, run.checkpointer
         snapshots = run.inventory.newest_complete(run.members.nodes())
@@ -169,31 +230,51 @@ class Simulation:
         assert snapshots is not None
         assert checkpointer.claim is not None
         started = time.perf_counter()
-        await checkpointer.plan(generation.number)
-        planned = time.perf_counter()
         save = Save(snapshots.step, snapshots.generation)
         orders = checkpointer._upload(snapshots, generation.members, checkpointer.claim, save)
         done = time.perf_counter()
         for order in orders:
             order.cancel()
-        return planned - started, done - planned
+        return done - started
 
     def step(self, step: int) -> None:
         """Every rank tells of its step and its partners' copies arrive."""
         generation = self.coordinator.generation
         assert generation is not None
-        said = {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "valid_tokens": 8, "seconds": 1.0, "eval_seconds": 0.0}
-        said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0, "cpu_seconds": 0.0}
-        said |= {"own_seconds": 0.5, "cpu_wait_seconds": 0.1, "slots": [0, 1], "batch": f"{1:016x}"}
         for rank, host in enumerate(generation.members):
             about = {"generation": generation.number, "rank": rank}
             copies = [partner.node for partner in generation.partners[rank]]
-            told = {"type": "stepped", "step": step, "image": f"r{rank}", "copies": copies, **said, **about}
-            self.coordinator._handle(host, told)
+            self.coordinator._handle(host, self.said(rank, step, copies) | about)
             for node in copies:
                 self.coordinator._handle(
                     host, {"type": "held", "step": step, "node": node, "image": f"r{rank}", **about}
                 )
+
+    @staticmethod
+    def said(rank: int, step: int, copies: list[str]) -> dict[str, Any]:
+        """What the trainer of a rank says of a step."""
+        said = {"type": "stepped", "step": step, "image": f"r{rank}", "copies": copies}
+        said |= {"loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "valid_tokens": 8, "seconds": 1.0, "eval_seconds": 0.0}
+        said |= {"snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0, "cpu_seconds": 0.0}
+        return said | {"own_seconds": 0.5, "cpu_wait_seconds": 0.1, "slots": [0, 1], "batch": f"{1:016x}"}
+
+
+@contextmanager
+def blocked() -> Iterator[list[float]]:
+    """Seconds of the event loop's thread in each of its rounds meanwhile; what else runs on the machine is left out."""
+    rounds: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            rounds.append(time.thread_time() - before)
+
+    ticker = asyncio.ensure_future(tick())
+    try:
+        yield rounds
+    finally:
+        ticker.cancel()
 
 
 def measure(folder: Path, count: int) -> dict[str, float]:

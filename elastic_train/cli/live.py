@@ -22,7 +22,7 @@ from elastic_train.controller.time_account import largest_causes
 
 Status = Mapping[str, Any]
 """Keys, all optional: state, step, steps, loss, tokens_per_second, seconds, data_seconds, generation, layout, hosts,
-spares, last_events, time (the time account)."""
+host_count (when ``hosts`` does not list all), spares, last_events, time (the time account)."""
 
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
@@ -118,6 +118,8 @@ class LiveView:
             parts.append(self._time())
         if status.get("hosts"):
             parts += [Text(), hosts_table(status["hosts"])]
+            if (more := status.get("host_count", 0) - len(status["hosts"])) > 0:
+                parts.append(Text(f"and {more} more hosts", style="dim"))
         if self._events:
             parts += [Text(), *(Text(line, style="dim", overflow="ellipsis", no_wrap=True) for line in self._events)]
         return Panel(Group(*parts), title=title, title_align="left", border_style="blue")

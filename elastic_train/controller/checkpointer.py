@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -88,18 +88,23 @@ class Checkpointer:
     are of that one step and generation (the images are looked at before and after they are read, and the paths are
     this save's alone), so it is as good a state of the job as any. Only when the job has gone back before that step is
     it not: then the steps after it are computed anew and logged anew, and the old ones must not come back.
+
+    Args:
+        hosts: that are there, by node.
     """
 
-    def __init__(self, job: Job, folder: JobFolder, inventory: Inventory, hosts: Mapping[int, HostRecord]) -> None:
+    def __init__(
+        self, job: Job, folder: JobFolder, inventory: Inventory, hosts: Mapping[str, Sequence[HostRecord]]
+    ) -> None:
         self._job, self._folder, self._inventory, self._hosts = job, folder, inventory, hosts
         self._busy = asyncio.Lock()
         self._claiming = asyncio.Lock()
         """held while the claim is compared or replaced: a claim that this coordinator takes itself fences nobody"""
-        self._waiting: dict[tuple[str, int], asyncio.Future[UploadedObject]] = {}
-        """(object, host number) -> answer"""
+        self._waiting: dict[int, dict[str, asyncio.Future[UploadedObject]]] = defaultdict(dict)
+        """host number -> object -> answer"""
         self._count = 0
-        self._plan: tuple[int, dict[int, list[int]]] | None = None
-        """generation, and which of its chunks each rank uploads: the same for all of its steps"""
+        self._plans: dict[int, dict[int, list[int]]] = {}
+        """generation -> which of its chunks each rank uploads: the same for all of its steps"""
         self.claim: Claim | None = None
         self.committed: CheckpointId | None = None
         """where the job goes on when everything in memory is lost"""
@@ -132,10 +137,19 @@ class Checkpointer:
     async def plan(self, generation: int) -> None:
         """Decide which rank uploads what of any step of ``generation``, all of whose ranks have told what they hold.
 
+        Before its first step is finished, which may be one to be saved.
+
         In a thread: of ten thousand ranks it takes seconds, in which hosts would hear no answer to their heartbeats.
         """
+        if generation in self._plans or generation not in self._inventory.directories:
+            return
         described = self._inventory.described(generation)
-        self._plan = generation, await asyncio.get_running_loop().run_in_executor(None, assign_chunks, described)
+        planned = await asyncio.get_running_loop().run_in_executor(None, assign_chunks, described)
+        self._keep_plan(generation, planned)
+
+    def _keep_plan(self, generation: int, plan: dict[int, list[int]]) -> None:
+        kept = {number: plan for number, plan in self._plans.items() if number in self._inventory.directories}
+        self._plans = kept | {generation: plan}
 
     async def finish(
         self, snapshots: SnapshotSet | None, layout: Layout | None, metrics: Mapping[str, float]
@@ -242,10 +256,10 @@ class Checkpointer:
         self._count += 1
         attempt = f"c{claim.number}-{self._count}"
         generation = snapshots.generation
-        if self._plan is None or self._plan[0] != generation:
-            self._plan = generation, assign_chunks(self._inventory.described(generation))
+        if generation not in self._plans:
+            self._keep_plan(generation, assign_chunks(self._inventory.described(generation)))
         replies = []
-        for rank, indices in self._plan[1].items():
+        for rank, indices in self._plans[generation].items():
             if indices:
                 path = object_path(save.step, save.generation, rank, attempt)
                 writer = members[rank] if members else None
@@ -291,13 +305,13 @@ class Checkpointer:
     ) -> asyncio.Future[UploadedObject]:
         """Ask the host that writes the rank's image for the upload; once nobody writes it, any that holds it."""
         holders = snapshots.holders[rank]
-        there = self._hosts.values() if writer is None else [host for host in (writer,) if host.number in self._hosts]
-        host = next((host for host in there if host.node in holders), None)
+        there = (host for node in holders for host in self._hosts.get(node, ()))
+        host = next((host for host in there if writer is None or host is writer), None)
         future: asyncio.Future[UploadedObject] = asyncio.get_running_loop().create_future()
         if host is None:
             future.set_exception(UploadFailed(f"no living host holds rank {rank} of step {snapshots.step}"))
             return future
-        self._waiting[path, host.number] = future
+        self._waiting[host.number][path] = future
         host.connection.send(
             {
                 "type": "upload",
@@ -312,7 +326,7 @@ class Checkpointer:
 
     def uploaded(self, host: HostRecord, message: Message) -> None:
         """A host's answer to an order."""
-        future = self._waiting.pop((message["object"], host.number), None)
+        future = self._waiting.get(host.number, {}).pop(message["object"], None)
         if future is None or future.done():
             return
         if "error" in message:
@@ -323,8 +337,6 @@ class Checkpointer:
         future.set_result(UploadedObject.model_validate(message["uploaded"]))
 
     def host_lost(self, host: HostRecord) -> None:
-        for path, number in list(self._waiting):
-            if number == host.number:
-                future = self._waiting.pop((path, number))
-                if not future.done():
-                    future.set_exception(UploadFailed(f"{host.label} was lost during its upload"))
+        for future in self._waiting.pop(host.number, {}).values():
+            if not future.done():
+                future.set_exception(UploadFailed(f"{host.label} was lost during its upload"))

@@ -13,8 +13,9 @@ from elastic_train.controller.ending import Ending
 from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.growth import Growth
 from elastic_train.controller.members import Generation, HostRecord, Trouble
-from elastic_train.controller.returning import PastRun, Stories, Survey, Verdict, cause_of
+from elastic_train.controller.returning import PastRun, Stories, Verdict, cause_of
 from elastic_train.controller.saving import Saving
+from elastic_train.controller.survey import Survey
 from elastic_train.controller.wire import Message
 
 
@@ -88,7 +89,7 @@ class ComingBack:
 
     def hear(self, host: HostRecord, message: Message) -> None:
         """A host tells its story, what images it has, or after its story something of its trainer."""
-        if message["type"] != "surveyed":
+        if message["type"] not in ("surveyed", "pool"):
             if self._stories is not None:
                 self._stories.tell(host, message)
         elif self._survey is not None:

@@ -8,7 +8,7 @@ Here it is only passed on. What the parts share is the ``CurrentRun``; each deci
 through the callables it was given:
 
     hosts come and go   membership, leaving (nodes that are taken away), newcomers
-    trainers say        trainer_messages -> finished_steps, troubles
+    trainers say        trainer_messages -> finished_steps, directions (where a rank's state is), troubles
     nobody says         hangs, copies (nodes that get full), leases
     troubles            -> forming, or ending
     coming_back         after the death of the coordinator before: -> the running generation is adopted, or forming
@@ -28,6 +28,7 @@ from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.coming_back import ComingBack
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.current_run import CurrentRun, Listener, State
+from elastic_train.controller.directions import Directions
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.forming import Forming
@@ -115,7 +116,10 @@ class Coordinator:
         self._finished_steps = finished_steps = FinishedSteps(
             run, saving, growth, preemption, stragglers, bad_steps, setbacks, forming.form, ending.finish
         )
-        self._trainer_messages = TrainerMessages(run, finished_steps, copies, bad_steps, setbacks, troubles.add)
+        self._directions = directions = Directions(run, self.spawn)
+        self._trainer_messages = TrainerMessages(
+            run, finished_steps, copies, bad_steps, setbacks, directions, troubles.add
+        )
         self._coming_back = ComingBack(
             run,
             saving,
@@ -353,6 +357,7 @@ class Coordinator:
                 self._troubles.stood_still()
             self._watch_hang()
             self._coming_back.look()
+            self._directions.look()
             self._newcomers.look()
             if (generation := self.run.computing) is not None:
                 self._copies.look(generation)

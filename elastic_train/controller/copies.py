@@ -31,11 +31,12 @@ class Copies:
         self._wanted, self._record, self._clock = wanted, record, clock
         self._full: dict[str, _Full] = {}
         self._told = wanted
+        self._looked: tuple[int, set[str]] | None = None
+        """generation, and the nodes that were full, when partners were chosen last by ``look``"""
 
     def choose(self, members: Sequence[HostRecord]) -> list[list[HostRecord]]:
         """Partners by rank; says once when there are fewer than are wanted."""
-        now = self._clock()
-        full = {node for node, entry in self._full.items() if entry.until > now}
+        full = self._full_nodes()
         partners = choose_partners(members, self._wanted, full)
         fewest = min(map(len, partners))
         if fewest < self._wanted and fewest != self._told:
@@ -47,9 +48,20 @@ class Copies:
         return partners
 
     def look(self, generation: Generation) -> None:
-        """Nodes get full and are tried again: tell the hosts where their copies go from now on."""
+        """Nodes get full and are tried again: tell the hosts where their copies go from now on.
+
+        Asked often, and nearly always nothing has changed.
+        """
+        looked = generation.number, self._full_nodes()
+        if looked == self._looked:
+            return
+        self._looked = looked
         before, generation.partners = generation.partners, self.choose(generation.members)
         self.tell(generation, [rank for rank, chosen in enumerate(generation.partners) if chosen != before[rank]])
+
+    def _full_nodes(self) -> set[str]:
+        now = self._clock()
+        return {node for node, entry in self._full.items() if entry.until > now}
 
     def tell(self, generation: Generation, ranks: Iterable[int]) -> None:
         """Let the hosts of ``ranks`` know their partners."""

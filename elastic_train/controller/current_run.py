@@ -74,7 +74,7 @@ class CurrentRun:
         self.members = Membership(self.record)
         self.log = StepLog(self.folder, on_event, self.record)
         self.inventory = Inventory()
-        self.checkpointer = Checkpointer(job, self.folder, self.inventory, self.members.hosts)
+        self.checkpointer = Checkpointer(job, self.folder, self.inventory, self.members.by_node)
         self.time = TimeAccount()
         self._accounted = time.monotonic()
 

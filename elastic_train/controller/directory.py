@@ -55,8 +55,15 @@ class Directory:
         """by group"""
         self._tensors: dict[str, _Tensor] = {}
 
-    def add(self, rank: int, description: str) -> Description:
-        """``rank`` holds what the JSON ``description`` says, which is returned. Replicas say the same."""
+    def __len__(self) -> int:
+        """How many ranks have been added."""
+        return len(self._group_of)
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._group_of
+
+    def add(self, rank: int, description: str) -> None:
+        """``rank`` holds what the JSON ``description`` says. Replicas say the same."""
         group = self._texts.get(description)
         if group is None:
             self._read.append(Description.from_json(description))
@@ -70,7 +77,6 @@ class Directory:
                     holders.groups.append(group)
         self._groups[group].append(rank)
         self._group_of[rank] = group
-        return self._read[group]
 
     def description(self, rank: int) -> Description:
         """What ``rank``, which has been added, holds."""

@@ -95,7 +95,7 @@ class FinishedSteps:
         generation.first_step_at = time.time()
         seconds = generation.formation.seconds(generation.first_step_at)
         self._growth.running(generation.cause.kind, seconds["recovery_seconds"] - seconds["detection_seconds"])
-        self._saving.new_layout(generation)
+        self._saving.new_layout()
         run.state = State.RUNNING
         run.members.tell({"type": "discard", "before_generation": generation.number})
         run.record(

@@ -23,7 +23,7 @@ import psutil
 from elastic_train.checkpoint.byte_server import ByteServer
 from elastic_train.checkpoint.description import Description
 from elastic_train.checkpoint.errors import CheckpointError, NoRoom
-from elastic_train.checkpoint.image import Image, adoptable, image_name, remove_older
+from elastic_train.checkpoint.image import Adoptable, Image, adoptable, image_name, remove_older
 from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator_link import Address, CoordinatorLink
@@ -206,10 +206,7 @@ class Host:
                 "bytes": list(self._byte_server.address),
                 "pool": str(self._pool.path),
                 "host": self._number,
-                "images": [
-                    {"generation": found.generation, "rank": found.rank, "step": found.step, "image": found.path.name}
-                    for found in adoptable(self._pool.path)
-                ],
+                "images": [_told(image) for image in adoptable(self._pool.path)],
             }
         )
         self._tell_notice()
@@ -232,6 +229,7 @@ class Host:
             "directions": self._do_directions,
             "adopted": self._do_adopted,
             "survey": self._do_survey,
+            "tell_pool": lambda message: self._spawn(self._tell_pool()),
             "outage": lambda message: outage.begin(message["seconds"]),
         }
         while (message := await self._coordinator.receive()) is not None:
@@ -339,14 +337,19 @@ class Host:
     async def _survey(self, trainer: TrainerProcess | None) -> None:
         if trainer is not None:
             await trainer.ended.wait()
+        self._tell({"type": "surveyed"})
+
+    async def _tell_pool(self) -> None:
+        """What this node has, now that no trainer writes here."""
         found = await asyncio.to_thread(adoptable, self._pool.path)  # not behind the uploads
+        descriptions = {(image.generation, image.rank): image.description for image in found}
         self._tell(
             {
-                "type": "surveyed",
-                "images": [
-                    {"generation": image.generation, "rank": image.rank, "step": image.step, "image": image.path.name}
-                    | {"description": image.description.to_json()}
-                    for image in found
+                "type": "pool",
+                "images": [_told(image) for image in found],
+                "descriptions": [
+                    {"generation": generation, "rank": rank, "description": description.to_json()}
+                    for (generation, rank), description in descriptions.items()
                 ],
             }
         )
@@ -371,7 +374,11 @@ class Host:
         return image_name(self._trainer.generation, self._trainer.rank, buffer)
 
     def _do_discard(self, message: Message) -> None:
-        remove_older(self._pool.path, message["before_generation"])  # an upload that reads one keeps its mapping
+        self._spawn(self._discard(message["before_generation"]))
+
+    async def _discard(self, before_generation: int) -> None:
+        """In a thread: the kernel takes seconds to free what a node holds. An upload keeps what it reads mapped."""
+        await asyncio.to_thread(remove_older, self._pool.path, before_generation)
 
     def _do_partners(self, message: Message) -> None:
         if self._assignment is not None and message["generation"] == self._assignment["generation"]:
@@ -481,6 +488,11 @@ class Host:
             self._tell({"type": "held", **told})
         if self._alone:
             self._lend()
+
+
+def _told(image: Adoptable) -> Message:
+    """As the coordinator is told of it."""
+    return {"generation": image.generation, "rank": image.rank, "step": image.step, "image": image.path.name}
 
 
 def run_host(settings: HostSettings, find_coordinator: Callable[[], Address | None] | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -63,21 +64,38 @@ class Inventory:
         """(generation, rank) -> JSON description of the rank's image"""
         self.directories: dict[int, Directory] = {}
         """generation -> who holds what"""
+        self.unread: deque[tuple[int, int]] = deque()
+        """(generation, rank) of descriptions that are not in their directory yet"""
 
     def open_generation(self, generation: int, world_size: int) -> None:
         self._worlds[generation] = world_size
         self.directories[generation] = Directory()
 
-    def describe(self, generation: int, rank: int, description: str) -> Description:
-        """What the rank's images hold, as JSON; returns it read."""
-        self.descriptions[generation, rank] = description
-        return self.directories[generation].add(rank, description)
+    def describe(self, generation: int, rank: int, description: str) -> None:
+        """What the rank's images hold, as JSON, to be read before the directory is asked; always the same."""
+        if (generation, rank) not in self.descriptions:
+            self.descriptions[generation, rank] = description
+            self.unread.append((generation, rank))
+
+    def read(self, generation: int, rank: int) -> Description:
+        """What the rank has told."""
+        directory = self.directories[generation]
+        if rank not in directory:
+            directory.add(rank, self.descriptions[generation, rank])
+        return directory.description(rank)
+
+    def read_next(self) -> int | None:
+        """Read one of those that are ``unread``; returns its generation if that is known of all its ranks now."""
+        generation, rank = self.unread.popleft()
+        if (directory := self.directories.get(generation)) is None:
+            return None
+        self.read(generation, rank)
+        return generation if len(directory) == self._worlds[generation] else None
 
     def described(self, generation: int) -> dict[int, Description]:
         """rank -> what its images hold, of all ranks of a generation that have told."""
-        directory = self.directories[generation]
         ranks = (rank for rank in range(self._worlds[generation]) if (generation, rank) in self.descriptions)
-        return {rank: directory.description(rank) for rank in ranks}
+        return {rank: self.read(generation, rank) for rank in ranks}
 
     def add(self, generation: int, rank: int, step: int, node: str, image: str) -> SnapshotSet | None:
         """Record a whole image; None for a generation or step that is unknown or already given up."""

@@ -193,7 +193,7 @@ class JobFolder:
                 found = line
             return bool(line["step"] <= step)
 
-        dropped = self.steps.rewrite(keep)
+        dropped = self.steps.cut(keep)
         return RolledBack(dropped, found)
 
     def finished_steps(self) -> list[dict[str, Any]]:

@@ -108,8 +108,9 @@ class CoordinatorActor:
     async def controller(self) -> Any:
         return self._controller
 
-    async def status(self) -> dict[str, Any]:
-        return {**status_of(await self._running(), self._events), "tracking": self._tracking.status()}
+    async def status(self, most_hosts: int | None = None) -> dict[str, Any]:
+        status = status_of(await self._running(), self._events, most_hosts)
+        return {**status, "tracking": self._tracking.status()}
 
     async def stop(self, reason: str) -> None:
         (await self._running()).stop(reason)

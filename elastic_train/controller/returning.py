@@ -25,8 +25,6 @@ from elastic_train.planner.layouts import LayoutChoice
 
 BROKEN_SECONDS = 2.0
 """A generation that cannot go on is not waited for longer than this, as long as nothing in memory is missing."""
-SURVEY_SECONDS = 10.0
-"""Longest wait for the hosts' answers about their images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +245,12 @@ class Stories:
 
         Only when all trainers of it go on: another's images may be written over meanwhile.
         """
+        finished = self.finished_step
         for rank, told in self._ranks.items():
-            _describe(inventory, generation, rank, told.message["description"])
+            inventory.describe(generation, rank, told.message["description"])
             for stepped in told.message["steps"]:
                 said = stepped["message"]
-                if said["step"] >= self.finished_step:
+                if said["step"] >= finished:
                     inventory.add(generation, rank, said["step"], told.host.node, said["image"])
                     for node, image in stepped["held"].items():
                         inventory.add(generation, rank, said["step"], node, image)
@@ -270,44 +269,3 @@ def cause_of(troubles: Iterable[Trouble]) -> Trouble:
     """Why a new generation is formed: rather not the echo of another's end."""
     own = (trouble for trouble in troubles if not trouble.is_echo)
     return next(own, Trouble("coordinator_lost", "not all hosts came back with a trainer that steps on"))
-
-
-class Survey:
-    """What the images in memory are, once nobody writes them any more.
-
-    Args:
-        now: seconds of a monotonic clock.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._deadline = now + SURVEY_SECONDS
-        self._asked: set[int] = set()
-        self._found: list[tuple[HostRecord, Message]] = []
-
-    def ask(self, host: HostRecord) -> None:
-        """Let it end its trainer and look."""
-        self._asked.add(host.number)
-        host.connection.send({"type": "survey"})
-
-    def tell(self, host: HostRecord, message: Message) -> None:
-        """Its answer."""
-        self._asked.discard(host.number)
-        self._found += [(host, image) for image in message["images"]]
-
-    def lose(self, host: HostRecord) -> None:
-        self._asked.discard(host.number)
-
-    def over(self, now: float) -> bool:
-        return not self._asked or now >= self._deadline
-
-    def fill(self, inventory: Inventory) -> None:
-        """Let ``inventory`` know all of it; images of generations it does not know are of no use."""
-        for host, image in self._found:
-            told = image["generation"], image["rank"], image["step"], host.node, image["image"]
-            if inventory.add(*told) is not None:
-                _describe(inventory, image["generation"], image["rank"], image["description"])
-
-
-def _describe(inventory: Inventory, generation: int, rank: int, description: str) -> None:
-    if (generation, rank) not in inventory.descriptions:
-        inventory.describe(generation, rank, description)

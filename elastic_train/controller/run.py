@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 Status = dict[str, Any]
 
 _POLL_SECONDS = 0.2
+_MOST_HOSTS = 100
+"""The status that is asked for all the time lists no more: to list ten thousand keeps the coordinator busy."""
 _LEAVE_SECONDS = 20.0
 """After the job's end: how long hosts may take to return before Ray Train's controller is ended."""
 _START_SECONDS = 120.0
@@ -247,7 +249,7 @@ class _Run:
         return self._outcome()
 
     def _status(self) -> Status:
-        status: Status = self._ask("status")
+        status: Status = self._ask("status", _MOST_HOSTS)
         self._step = status["step"]
         if _ended(status):
             self._end = status["state"], status["message"]

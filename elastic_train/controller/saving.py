@@ -75,10 +75,9 @@ class Saving:
         for sentence in sentences:
             self._record("checkpoint_refused", detail=sentence)
 
-    def new_layout(self, generation: Generation) -> None:
-        """``generation`` has finished its first step."""
+    def new_layout(self) -> None:
+        """A generation has finished its first step."""
         self.schedule.new_layout()
-        self._spawn(self._checkpointer.plan(generation.number))
 
     def step_finished(self, generation: Generation, snapshots: SnapshotSet, line: Mapping[str, Any]) -> None:
         """Begin to save the step when it is due; ``line`` is that of ``steps.jsonl``."""

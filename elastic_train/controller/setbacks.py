@@ -59,6 +59,8 @@ class Setbacks:
     def __init__(self, max_errors: int, record: Callable[..., None]) -> None:
         self._max_errors, self._record = max_errors, record
         self._rooms: dict[int, Pause] = {}
+        self._without: dict[str, tuple[int, float]] = {}
+        """node -> generation whose member on it was left out last, and until when"""
         self.step_finished()
 
     def step_finished(self) -> None:
@@ -84,8 +86,10 @@ class Setbacks:
     def no_room(self, host: HostRecord, generation: Generation, sentence: str) -> None:
         """Leave out a host whose node has no memory left for its snapshots; one per node, for that gives room."""
         now = time.time()
-        if any(member.left_out_until > now and member.node == host.node for member in generation.members):
+        number, until = self._without.get(host.node, (0, 0.0))
+        if number == generation.number and until > now:
             return
         seconds = self._rooms.setdefault(host.number, Pause()).next()
         host.left_out, host.left_out_until = sentence, now + seconds
+        self._without[host.node] = generation.number, host.left_out_until
         self._record("no_room", host=host.number, node=host.node, retry_seconds=seconds, detail=sentence)

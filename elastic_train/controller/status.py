@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from elastic_train.controller.coordinator import Coordinator
@@ -12,12 +13,13 @@ _COUNTS = ("step", "time_account")
 """What comes again and again; the status says it in its own words."""
 
 
-def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[str, Any]:
+def status_of(coordinator: Coordinator, events: list[dict[str, Any]], most_hosts: int | None = None) -> dict[str, Any]:
     """A snapshot of the coordinator.
 
     ``step`` is the newest finished step, ``loss``/``lr``/``grad_norm`` are its values, ``seconds`` its duration,
     ``data_seconds`` how long it waited for its samples; ``tokens_per_second`` follows from them. ``hosts`` has one
-    entry per connected host. ``time`` is the time account of this run (``TimeAccount.report``).
+    entry per connected host, of ``most_hosts`` at most; ``host_count`` is the number of all. ``time`` is the time
+    account of this run (``TimeAccount.report``).
     """
     run = coordinator.run
     generation, line = run.generation, run.log.last_line
@@ -30,7 +32,8 @@ def status_of(coordinator: Coordinator, events: list[dict[str, Any]]) -> dict[st
         "steps": run.job.training.steps,
         "generation": generation.number if generation else 0,
         "layout": str(generation.layout) if generation else "",
-        "hosts": _hosts(run),
+        "hosts": _hosts(run, most_hosts),
+        "host_count": len(run.members.hosts),
         "spares": _spares(run),
         "last_events": [event for event in events[-50:] if event["event"] not in _COUNTS][-10:],
     }
@@ -47,10 +50,10 @@ def _spares(run: CurrentRun) -> int:
     return sum(generation is None or not generation.has(host) for host in hosts)
 
 
-def _hosts(run: CurrentRun) -> list[dict[str, Any]]:
+def _hosts(run: CurrentRun, most: int | None) -> list[dict[str, Any]]:
     generation = run.generation
     hosts = []
-    for host in run.members.hosts.values():
+    for host in itertools.islice(run.members.hosts.values(), most):
         rank = generation.rank_of(host) if generation else None
         hosts.append(
             {

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.current_run import CurrentRun
+from elastic_train.controller.directions import Directions
 from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.members import Generation, HostRecord, Trouble
 from elastic_train.controller.setbacks import Setbacks, how_it_ended, what_it_said
@@ -28,10 +29,11 @@ class TrainerMessages:
         copies: Copies,
         bad_steps: BadSteps,
         setbacks: Setbacks,
+        directions: Directions,
         trouble: Callable[[Generation, Trouble], None],
     ) -> None:
         self._run, self._finished_steps, self._copies = run, finished_steps, copies
-        self._bad_steps, self._setbacks, self._trouble = bad_steps, setbacks, trouble
+        self._bad_steps, self._setbacks, self._directions, self._trouble = bad_steps, setbacks, directions, trouble
 
     def handle(self, host: HostRecord, generation: Generation, message: Message) -> None:
         """``message`` is of the trainer of ``host`` in ``generation``, the one that is running."""
@@ -45,7 +47,7 @@ class TrainerMessages:
         elif kind == "restored":
             self._on_restored(generation, rank, message)
         elif kind == "described":
-            self._on_described(host, generation, rank, message["description"])
+            self._directions.described(host, generation, rank, message["description"])
         elif kind == "stepped":
             generation.says(rank, message)
             self._finished_steps.hold(generation.number, rank, message["step"], host.node, message["image"])
@@ -70,21 +72,10 @@ class TrainerMessages:
         if message["passed_over"]:
             self._run.record("restore_passed_over", rank=rank, detail="; ".join(message["passed_over"]))
 
-    def _on_described(self, host: HostRecord, generation: Generation, rank: int, text: str) -> None:
-        """A trainer has built its part of the model: now it is known which images it needs."""
-        run = self._run
-        needs = run.inventory.describe(generation.number, rank, text)
-        restore = generation.restore
-        if restore is not None and restore.snapshots is not None:
-            ranks = restore.directions(rank, host.node, needs, run.members.by_node, run.inventory)
-            host.connection.send({"type": "directions", "generation": generation.number, "ranks": ranks})
-
     def _on_refused_copy(self, generation: Generation, message: Message) -> None:
-        """A partner's node is full: the step, and those to come, do without its copy."""
+        """A partner's node is full: the step does without its copy, and those to come once the watch has looked."""
         generation.is_refused(message["step"], message["rank"], message["node"])
         self._copies.refused(message["node"], message["error"])
-        if self._run.computing is not None:
-            self._copies.look(generation)
         self._finished_steps.finish_if_whole(generation.number, message["step"])
 
     def _on_error(self, host: HostRecord, generation: Generation, message: Message) -> None:

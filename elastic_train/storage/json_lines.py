@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,11 @@ from elastic_train.storage.errors import NotFound, StorageError
 from elastic_train.storage.store import Store, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 UPLOAD_SHARE = 0.1
 """Most of the time that may go into putting a growing S3 object again."""
+_BLOCK_BYTES = 1 << 16
 
 
 def read_json_lines(store: Store, path: str) -> list[dict[str, Any]]:
@@ -23,7 +25,7 @@ def read_json_lines(store: Store, path: str) -> list[dict[str, Any]]:
         data = store.read(path)
     except NotFound:
         return []
-    return [_parse(store, path, number, line) for number, line in enumerate(_whole_lines(data), start=1)]
+    return [_parse(store, path, f"line {number}", line) for number, line in enumerate(_whole_lines(data), start=1)]
 
 
 def _whole_lines(data: bytes) -> list[bytes]:
@@ -38,13 +40,26 @@ def _whole_lines(data: bytes) -> list[bytes]:
     return lines
 
 
-def _parse(store: Store, path: str, number: int, line: bytes) -> dict[str, Any]:
+def _backwards(store: Store, path: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file of ``size`` bytes from the last to the first, with the offset of each."""
+    tail = b""
+    while size or tail:
+        begin = tail.rfind(b"\n", 0, max(len(tail) - 1, 0)) + 1
+        if not begin and size:
+            before = max(0, size - _BLOCK_BYTES)
+            tail, size = store.read(path, before, size - before) + tail, before
+            continue
+        yield size + begin, tail[begin:]
+        tail = tail[:begin]
+
+
+def _parse(store: Store, path: str, where: str, line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise StorageError(join(store.uri, path), f"line {number} is not JSON: {error}") from None
+        raise StorageError(join(store.uri, path), f"{where} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise StorageError(join(store.uri, path), f"line {number} is not a JSON object")
+        raise StorageError(join(store.uri, path), f"{where} is not a JSON object")
     return value
 
 
@@ -140,35 +155,39 @@ class JsonLines:
             self._stored, self._urgent = self._changes, False
             self._changed.notify_all()
 
-    def rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> int:
-        """Drops the lines for which ``keep`` is false, also those that are not in storage yet; returns how many.
+    def cut(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        """Drops the lines after the last one for which ``keep`` is true, also those that are not in storage yet.
 
-        In S3 that is brought there like new lines are: without waiting for it. Raises :class:`StorageError` when a file
-        cannot be written.
+        Returns how many. What it costs depends on these lines only, not on how long the log is. In S3 it is brought
+        there like new lines are: without waiting for it. Raises :class:`StorageError` when a file cannot be written.
         """
         with self._changed:
             if self._local:
                 self._write_local()
-            lines = _whole_lines(self._read()) + self._pending if self._local else self._lines
-            kept = [
-                line
-                for number, line in enumerate(lines, start=1)
-                if keep(_parse(self._store, self._path, number, line))
-            ]
-            dropped = len(lines) - len(kept)
-            if dropped and self._local:
-                self._store.write(self._path, kept)
-                self._pending.clear()
-            elif dropped:
-                self._lines = kept
+            lines, dropped = self._pending if self._local else self._lines, 0
+            while lines and not keep(_parse(self._store, self._path, f"line {len(lines)}", lines[-1])):
+                lines.pop()
+                dropped += 1
+            if self._local and not lines:
+                dropped += self._cut_file(keep)
+            elif dropped and not self._local:
                 self._changed_remotely()
             return dropped
 
-    def _read(self) -> bytes:
-        try:
-            return self._store.read(self._path)
-        except NotFound:
-            return b""
+    def _cut_file(self, keep: Callable[[dict[str, Any]], bool]) -> int:
+        file = self._store.local_path(self._path)
+        assert file is not None
+        size, dropped = file.stat().st_size if file.exists() else 0, 0
+        for offset, line in _backwards(self._store, self._path, size):
+            if keep(_parse(self._store, self._path, f"the line at byte {offset}", line)):
+                break
+            size, dropped = offset, dropped + 1
+        if dropped:
+            try:
+                os.truncate(file, size)
+            except OSError as error:
+                raise StorageError(self.uri, f"cannot truncate it: {error.strerror}") from error
+        return dropped
 
     def _dirty(self) -> bool:
         return bool(self._pending) or self._changes > self._stored

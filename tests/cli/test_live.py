@@ -53,6 +53,11 @@ def test_a_terminal_shows_everything() -> None:
     assert "█▁" in text  # the loss of two steps, falling
 
 
+def test_hosts_that_are_not_listed_are_counted() -> None:
+    assert "and 9998 more hosts" in screen(True, status(1, host_count=10000))
+    assert "more hosts" not in screen(True, status(1, host_count=2))
+
+
 def test_plain_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_train.cli.live.PLAIN_SECONDS", math.inf)
     lost = {"time": 0.0, "event": "host_lost", "host": 1, "pid": None}

@@ -15,6 +15,7 @@ from elastic_train.checkpoint.image import Image
 from elastic_train.checkpoint.manifest import CheckpointId
 from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.layout import Layout
+from elastic_train.controller import checkpointer
 from elastic_train.controller.checkpointer import Checkpointer, Save, UploadFailed
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
@@ -54,7 +55,8 @@ class Case:
         self.inventory, self.hosts = Inventory(), Hosts(tmp_path)
         self.inventory.open_generation(1, 2)
         job = make_job(tmp_path, tmp_path, "job", "checkpoint.keep_last=2")
-        self.saves = Checkpointer(job, self.folder, self.inventory, self.hosts.records)
+        self.by_node = {record.node: [record] for record in self.hosts.records.values()}
+        self.saves = Checkpointer(job, self.folder, self.inventory, self.by_node)
         self.saves.claim = take_over(self.store, "first", 1.0).claim
 
     def finished(self, step: int) -> SnapshotSet:
@@ -268,5 +270,47 @@ def test_a_lost_host_ends_the_save_once_the_others_are_at_the_end_of_their_parts
             await saving
         assert case.saves.running is None
         assert list_checkpoints(case.store) == []
+
+    run(tmp_path, test)
+
+
+def test_the_last_checkpoint_is_uploaded_by_whoever_is_there_and_has_the_images(tmp_path: Path) -> None:
+    async def test(case: Case) -> None:
+        snapshots = case.finished(10)
+        snapshots.hold(0, "node2", snapshots.holders[0]["node1"].image)
+        del case.by_node["node1"]
+        saving = asyncio.ensure_future(case.saves.finish(snapshots, Layout(dp_shard=2), {}))
+        await asyncio.sleep(0)
+        assert [number for number, _ in case.hosts.orders] == [2, 2]
+        await case.carry_out()
+        assert (await saving) is not None
+        assert list_checkpoints(case.store) == [10]
+
+    run(tmp_path, test)
+
+
+def test_a_plan_that_ends_late_does_not_replace_that_of_another_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(case: Case) -> None:
+        case.finished(10)
+        case.inventory.open_generation(2, 1)
+        case.inventory.describe(2, 0, case.inventory.descriptions[1, 0])
+        first, both = threading.Event(), checkpointer.assign_chunks
+
+        def late(described: dict[int, Description]) -> dict[int, list[int]]:
+            if len(described) == 2:
+                first.wait()
+            return both(described)
+
+        monkeypatch.setattr(checkpointer, "assign_chunks", late)
+        older = asyncio.ensure_future(case.saves.plan(1))
+        await asyncio.sleep(0)
+        await case.saves.plan(2)
+        first.set()
+        await older
+        monkeypatch.setattr(checkpointer, "assign_chunks", None)  # neither is made again
+        await case.saves.plan(2)
+        await case.saves.plan(1)
 
     run(tmp_path, test)

@@ -77,7 +77,9 @@ class ScriptedHost:
 
     async def survey(self) -> None:
         await self.hear("survey")
-        self.tell("surveyed", images=[])
+        self.tell("surveyed")
+        await self.hear("tell_pool")
+        self.tell("pool", images=[], descriptions=[])
 
     def leave(self) -> None:
         self._connection.close()

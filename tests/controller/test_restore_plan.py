@@ -24,6 +24,7 @@ def snapshots(step: int, places: str) -> Inventory:
     inventory.open_generation(4, len(places.split()))
     for rank, nodes in enumerate(places.split()):
         inventory.describe(4, rank, rows(10 * rank, 10 * rank + 10).to_json())
+        inventory.read(4, rank)
         for node in nodes:
             inventory.add(4, rank, step, node, f"image {rank} on {node}")
     return inventory

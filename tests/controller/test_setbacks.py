@@ -90,6 +90,9 @@ def test_one_host_of_a_full_node_is_left_out_at_a_time(ledger: Ledger) -> None:
     setbacks.no_room(members[1], generation, "y needs 5 bytes")
     assert [member.usable for member in members] == [True, True, False]
     assert [(e["host"], e["node"], e["detail"]) for e in ledger.named("no_room")] == [(3, "b", "x needs 5 bytes")]
+    smaller = Generation(2, Layout(dp_shard=2), members[:2], [[], []], 0, Trouble("no_room", ""))
+    setbacks.no_room(members[1], smaller, "y needs 5 bytes")  # one less was not enough
+    assert [member.usable for member in members] == [True, False, False]
 
 
 def test_fewer_nodes_than_copies_are_said_once(ledger: Ledger) -> None:
@@ -104,6 +107,32 @@ def test_fewer_nodes_than_copies_are_said_once(ledger: Ledger) -> None:
     chosen.choose(hosts("abc"))
     chosen.choose(hosts("a"))
     assert [event["copies"] for event in ledger.named("fewer_copies")] == [1, 0]
+
+
+def test_partners_are_chosen_again_only_when_nodes_get_full_or_are_tried_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, counted = 1000.0, list[int]()
+    chosen, members = Copies(1, ledger.record, lambda: now), hosts("abc")
+    generation = Generation(1, Layout(dp_shard=3), members, [], 0, Trouble("start", ""))
+    generation.partners = chosen.choose(members)
+    monkeypatch.setattr(chosen, "tell", lambda generation, ranks: counted.extend(ranks))
+    choose = chosen.choose
+    calls = list[int]()
+    monkeypatch.setattr(chosen, "choose", lambda members: (calls.append(1), choose(members))[1])
+    for _ in range(3):
+        chosen.look(generation)
+    assert (len(calls), counted) == (1, [])
+    chosen.refused("b", "b is full")
+    for _ in range(3):
+        chosen.look(generation)
+    assert (len(calls), counted) == (2, [0])
+    assert numbers(generation.partners) == [[3], [3], [1]]
+    now += 61
+    for _ in range(3):
+        chosen.look(generation)
+    assert (len(calls), counted) == (3, [0, 0])
+    assert numbers(generation.partners) == [[2], [3], [1]]
 
 
 def test_a_full_node_is_left_out_until_its_time_is_over_or_a_host_joins_it(

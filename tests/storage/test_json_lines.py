@@ -60,16 +60,46 @@ def test_damage_before_the_last_line_is_an_error(store: Store) -> None:
         read_json_lines(store, "log")
 
 
-def test_rewrite_drops_lines_and_the_log_goes_on(store: Store) -> None:
+def test_the_end_is_cut_off_and_the_log_goes_on(store: Store) -> None:
     log = JsonLines(store, "steps.jsonl")
     for step in range(1, 11):
         log.append({"step": step})
-    assert log.rewrite(lambda line: line["step"] <= 4) == 6  # also what has not been put into storage yet
+    assert log.cut(lambda line: line["step"] <= 4) == 6  # also what has not been put into storage yet
     log.flush()
     assert read_json_lines(store, "steps.jsonl") == [{"step": step} for step in range(1, 5)]
     log.append({"step": 5})
     log.close()
     assert read_json_lines(store, "steps.jsonl") == [{"step": step} for step in range(1, 6)]
+
+
+def test_what_stays_of_a_long_log_is_not_looked_at_again(store: Store) -> None:
+    log = JsonLines(store, "steps.jsonl")
+    for step in range(1, 2001):
+        log.append({"step": step, "text": "x" * (step % 97 * 40)})
+    log.flush()
+    looked: list[int] = []
+
+    def keep(line: dict[str, Any]) -> bool:
+        looked.append(line["step"])
+        return bool(line["step"] <= 1900)
+
+    assert log.cut(keep) == 100
+    assert looked == list(range(2000, 1899, -1))
+    log.append({"step": 1901})
+    log.flush()
+    assert [line["step"] for line in read_json_lines(store, "steps.jsonl")] == list(range(1, 1902))
+    assert log.cut(lambda line: True) == 0
+    assert log.cut(lambda line: False) == 1901
+    assert log.cut(lambda line: False) == 0
+    log.close()
+    assert read_json_lines(store, "steps.jsonl") == []
+
+
+def test_a_damaged_line_cannot_be_cut_off(store: Store) -> None:
+    store.write("log", [b'{"n":1}\n{"n":\n{"n":3}\n'])
+    log = JsonLines(store, "log")
+    with pytest.raises(StorageError, match=r"/log: (line 2|the line at byte 8) is not JSON"):
+        log.cut(lambda line: line["n"] < 2)
 
 
 def test_lines_from_several_threads_are_all_kept_whole(store: Store) -> None:
