@@ -183,7 +183,7 @@ def test_a_coordinator_that_comes_back_continues_the_run_of_the_generation_it_ad
 
 def step_event(step: int) -> dict[str, Any]:
     line = {"event": "step", "step": step, "loss": 3.0, "grad_norm": 1.0, "lr": 1e-3, "valid_tokens": 256}
-    line |= {"seconds": 1.0, "snapshot_seconds": 0.0, "stall_seconds": 0.0}
+    line |= {"seconds": 1.0, "snapshot_seconds": 0.0, "stall_seconds": 0.0, "data_seconds": 0.0}
     return line | {"generation": 3, "time": 1_700_000_000.0 + step}
 
 
