@@ -21,10 +21,10 @@ LONG = ("training.steps=100000", "checkpoint.every_steps=50", "parallel.pp=1", "
 TRACE = """
 {"at": 0, "kind": "kill-trainer"}
 {"at": 3, "kind": "hang"}
-{"at": 8, "kind": "partition", "seconds": 1}
-{"at": 8.1, "kind": "store-outage", "seconds": 1}
-{"at": 8.2, "kind": "kill-host"}
-{"at": 11, "kind": "kill-node"}
+{"at": 13, "kind": "partition", "seconds": 1}
+{"at": 13.1, "kind": "store-outage", "seconds": 1}
+{"at": 13.2, "kind": "kill-host"}
+{"at": 18, "kind": "kill-node"}
 """
 
 
