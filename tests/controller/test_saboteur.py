@@ -11,7 +11,7 @@ from elastic_train.controller.local_cluster import LocalCluster
 from tests.cli.command import elastic_train
 from tests.controller.s3_jobs import lines
 from tests.jobs import assert_same_curve, make_job
-from tests.local_job import LocalJob
+from tests.local_job import lines_in_peace
 from tests.ray_job import RayJob, pools, processes, refill, until_none
 from tests.s3_server import S3Server
 
@@ -58,12 +58,8 @@ def test_a_trace_is_struck_and_told_and_changes_no_sample_and_no_loss(
     ]
     causes = {event["cause"] for event in run.events("trouble")}
     assert {"trainer_killed", "hang", "host_lost"} <= causes, (done.stdout, run.events("trouble"))
-    with LocalJob(make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")) as calm:
-        calm.start_host("only", "node")
-        calm.wait_step(outcome["step"])
-        calm.stop()
-        calm.finish()
-    assert_same_curve(run.lines("steps"), calm.lines("steps")[: outcome["step"]], tolerance=1e-4)
+    calm = make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")
+    assert_same_curve(run.lines("steps"), lines_in_peace(calm, outcome["step"]), tolerance=1e-4)
     until_none(lambda: processes(ray_cluster))
     assert not pools(run.job)
 
@@ -106,9 +102,5 @@ def test_an_outage_a_dead_coordinator_and_a_drain_cost_no_step(
     assert not {"trouble", "rolled_back", "checkpoint_refused"} & {event["event"] for event in ledger}
     assert len([event for event in ledger if event["event"] == "generation_adopted"]) == 1
     assert [e["cause"] for e in ledger if e["event"] == "generation_formed"] == ["start", "preemption"]
-    with LocalJob(make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")) as calm:
-        calm.start_host("only", "node")
-        calm.wait_step(outcome["step"])
-        calm.stop()
-        calm.finish()
-    assert_same_curve(lines(job, "steps"), calm.lines("steps")[: outcome["step"]], tolerance=1e-4)
+    calm = make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")
+    assert_same_curve(lines(job, "steps"), lines_in_peace(calm, outcome["step"]), tolerance=1e-4)
