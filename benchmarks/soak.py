@@ -56,7 +56,11 @@ def job_of(server: S3Server, data: Path, name: str, *overrides: str) -> Job:
 
 
 class Cloud:
-    """Takes away the nodes that it has given notice of, and replaces what is lost, after ``pause`` seconds."""
+    """Takes away the nodes that it has given notice of, and starts others in their place.
+
+    For a node with notice at the time of the notice, as clouds do (EC2's capacity rebalancing); for one that is lost
+    after ``pause`` seconds.
+    """
 
     def __init__(self, cluster: LocalCluster, run: RayJob, pause: float) -> None:
         self.count = Counter[str]()
@@ -83,8 +87,9 @@ class Cloud:
                 self._cluster.kill_node(node)  # what is left of it
                 self.count["lost"] += 1
                 self._over.wait(self._pause)
-            missing = NODES - len(self._cluster.nodes[1:])
-            if missing and not self._over.is_set():
+            leaving = [self._homes.get(name) for name in self._leaving]
+            missing = NODES - sum(node not in leaving for node in self._cluster.nodes[1:])
+            if missing > 0 and not self._over.is_set():
                 self._cluster.add_nodes(missing, SEATS)
                 self.count["replaced"] += missing
 
@@ -155,6 +160,8 @@ def report(job: Job, calm: Job, outcome: dict[str, Any], folder: Path) -> dict[s
     assert account is not None
     return {
         "goodput": account["goodput"],
+        "goodput_without_start": account["seconds"]["useful"]
+        / (account["host_seconds"] - account["seconds"].get("start", 0.0)),
         "host_seconds": account["host_seconds"],
         "seconds": account["seconds"],
         "step": step,
