@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
 
 
 class Kind(StrEnum):
@@ -55,7 +54,8 @@ def every(kind: Kind, period: float, duration: float, seed: int, seconds: float)
     return [Fault(period * number, kind, chance.random(), seconds) for number in range(1, count + 1)]
 
 
-class Interruption(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Interruption:
     """One of the causes for which a job was interrupted."""
 
     count: int
