@@ -80,12 +80,12 @@ def best_spares(runs: Runs, scenario: Scenario, most: int) -> Best:
 
 
 def _numbers(most: int) -> list[int]:
-    """0 to ``most``: all up to 8, then with gaps that grow."""
-    found, number = [], 0
-    while number <= most:
-        found.append(number)
-        number += max(1, number // 8)
-    return found
+    """0 to ``most``, with gaps that grow: 0, 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    found = [0, 1]
+    while found[-1] < most:
+        power = 2 ** (found[-1].bit_length() - 1)
+        found.append(min(found[-1] + max(power // 2, 1), most))
+    return found[: most + 1]
 
 
 def _candidate(value: float, outcomes: Sequence[Outcome], loss: Callable[[Outcome], float]) -> Candidate:
@@ -115,5 +115,3 @@ def lowest(values: Sequence[float], losses: Sequence[float]) -> float:
     a, b, c, d = np.linalg.lstsq(terms, np.asarray(losses), rcond=None)[0]
     fine = np.geomspace(x[0], x[-1], 4001)
     return float(fine[np.argmin(a + b / fine + c * fine + d * fine**2)] * middle)
-
-

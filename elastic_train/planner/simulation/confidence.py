@@ -69,23 +69,29 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 
 class Runs:
-    """The same scenario with the failures of several seeds, which are drawn once: variants meet the same ones."""
+    """The same scenario with the failures of several seeds, which are drawn once: variants meet the same ones.
 
-    def __init__(self, scenario: Scenario, seed: int, count: int) -> None:
-        self._scenario, self._seeds = scenario, range(seed, seed + count)
-        self._drawn: dict[int, list[list[Failure]]] = {}
+    Args:
+        spares: the most that a variant has.
+    """
+
+    def __init__(self, scenario: Scenario, seed: int, count: int, spares: int = 0) -> None:
+        self._scenario = scenario
+        places = scenario.nodes + max(spares, scenario.spares)
+        draw = scenario.failures.draw
+        self._drawn = [draw(places, scenario.duration, each) for each in range(seed, seed + count)]
 
     def outcomes(self, scenario: Scenario | None = None, *, history: bool = False) -> list[Outcome]:
-        """Of every seed; ``scenario``: a variant with the same failures. ``history``: in the first one."""
+        """Of every seed; ``scenario``: a variant on as many places or fewer. ``history``: in the first one."""
         scenario = scenario or self._scenario
-        drawn = self._failures(scenario)
-        return [replay(scenario, failures, history=history and not run) for run, failures in enumerate(drawn)]
+        return [
+            replay(scenario, _on(scenario.places, failures), history=history and not run)
+            for run, failures in enumerate(self._drawn)
+        ]
 
-    def _failures(self, scenario: Scenario) -> list[list[Failure]]:
-        if scenario.places not in self._drawn:
-            draw = scenario.failures.draw
-            self._drawn[scenario.places] = [draw(scenario.places, scenario.duration, seed) for seed in self._seeds]
-        return self._drawn[scenario.places]
+
+def _on(places: int, failures: Sequence[Failure]) -> list[Failure]:
+    return [failure for failure in failures if failure.node is None or failure.node < places]
 
 
 def figures(outcomes: Iterable[Outcome], pick: Callable[[Outcome], float]) -> Estimate:

@@ -49,7 +49,7 @@ MEASURED: Mapping[Kind, Pause] = {
     Kind.DRAIN: Pause(0.00, 0.04, 0.12, 0.08, 0.25),
     Kind.PARTITION: Pause(0.11, 0.07, 0.13, 0.08, 0.05),
 }
-"""This engine's, docs/benchmarks.md "Recovery" (5 M parameters, 4 hosts, 2 cores): medians, first step less a steady one.
+"""This engine's, docs/benchmarks.md "Recovery" (5 M parameters, 4 hosts, 2 cores): medians, less a steady step.
 
 The detection of a hang and of a partition is beyond ``failure.hang_seconds`` and ``failure.lease_seconds``, which
 :func:`elastic` adds. A killed coordinator and an outage of storage pause no step.

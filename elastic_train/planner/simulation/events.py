@@ -181,7 +181,7 @@ class _Run:
             cluster.lose_node(place, memory=at_once)
             away = scenario.replace if failure.kind != Kind.PARTITION or failure.repair else 0.0
             self._come_later(place, scenario.hosts_per_node, failure.seconds + away)
-        elif failure.kind == Kind.KILL_HOST and cluster.has_ready(place):
+        elif failure.kind == Kind.KILL_HOST:
             cluster.lose_host(place)
             self._come_later(place, 1, scenario.host_return)
 

@@ -13,7 +13,7 @@ from elastic_train.planner.simulation.throughput import Throughput
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """As ``hosts.growth_*`` of a job file: hosts are taken in when what they gain within the horizon outweighs a pause."""
+    """As ``hosts.growth_*`` of a job file: when hosts that came are worth a pause."""
 
     horizon: float = 300.0
     margin: float = 1.0
@@ -38,10 +38,10 @@ class Scenario:
     duration: float
     spares: int = 0
     costs: Costs = field(default_factory=elastic)
-    saves: Saves = Saves()
-    tiers: Tiers = Tiers()
-    pace: Pace = Pace()
-    growth: Growth = Growth()
+    saves: Saves = field(default_factory=Saves)
+    tiers: Tiers = field(default_factory=Tiers)
+    pace: Pace = field(default_factory=Pace)
+    growth: Growth = field(default_factory=Growth)
     replace: float = 3600.0
     host_return: float = 10.0
     newcomer: float = 60.0
