@@ -100,7 +100,8 @@ def asked_of(asked: Asked) -> Question:
     first = cases[0].scenario
     title = (
         f"{first.nodes:,} nodes x {first.hosts_per_node} GPUs, {first.spares} spare, "
-        f"{first.duration / 86400:.4g} days; {_told(asked, failures)}; {count} run{'s' if count > 1 else ''} from seed {asked.seed}"
+        f"{_length(first.duration)}; {_told(asked, failures)}; "
+        f"{count} run{'s' if count > 1 else ''} from seed {asked.seed}"
     )
     return Question(title, cases)
 
@@ -256,6 +257,13 @@ def _saves(asked: Asked, job: Job | None, restart: bool) -> Saves:
 
 def _case(name: str, scenario: Scenario, seed: int, count: int) -> Case:
     return Case(name, scenario, lambda history: Runs(scenario, seed, count).outcomes(history=history))
+
+
+def _length(seconds: float) -> str:
+    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.4g} {name}"
+    return f"{seconds:.4g} seconds"
 
 
 def _told(asked: Asked, failures: Failures) -> str:

@@ -19,15 +19,15 @@ class Account:
         self.moments: list[tuple[float, dict[Cause, float]]] = []
         """(time, seconds by cause since the start)"""
 
-    def charge(self, cause: Cause, seconds: float, hosts: int) -> None:
-        if seconds > 0 and hosts > 0:
-            self.seconds[cause] += seconds * hosts
+    def charge(self, cause: Cause, host_seconds: float) -> None:
+        if host_seconds:
+            self.seconds[cause] += host_seconds
 
-    def step(self, cause: Cause, seconds: float, hosts: int, beside: Mapping[Cause, float]) -> None:
-        """Seconds of steps, of which the shares ``beside`` were not computing."""
+    def step(self, cause: Cause, host_seconds: float, beside: Mapping[Cause, float]) -> None:
+        """Of steps, of which the shares ``beside`` were not computing. What was charged too early is taken back."""
         for other, share in beside.items():
-            self.charge(other, seconds * share, hosts)
-        self.charge(cause, seconds * (1 - sum(beside.values())), hosts)
+            self.charge(other, host_seconds * share)
+        self.charge(cause, host_seconds * (1 - sum(beside.values())))
 
     def note(self, now: float) -> None:
         """A moment of the history; of too many every second one will do."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from elastic_train.config.faults import NODE_KINDS, Kind
 from elastic_train.config.time_causes import Cause
@@ -23,6 +25,15 @@ class _Mode(Enum):
     PAUSED = auto()  # a generation is being formed
     RUNNING = auto()
     WAITING = auto()  # too few hosts
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What was computed of a step before a pause that does not lose it: a share of the step, and the time it took."""
+
+    fraction: float = 0.0
+    seconds: float = 0.0
+    host_seconds: float = 0.0
 
 
 def simulate(scenario: Scenario, seed: int = 1, *, history: bool = False) -> Outcome:
@@ -50,8 +61,7 @@ class _Run:
         """of the pause, each with its end"""
         self._pause_number = 0
         self._share = Share(0, 0.0)
-        self._credit = 0.0
-        """seconds of the step under way that were computed before a pause between two steps"""
+        self._kept = _Kept()
         self._from_storage = False
         """the state is being read from there"""
         self._useful_time = 0.0
@@ -61,7 +71,7 @@ class _Run:
         end = self._scenario.duration
         self._begin()
         for failure in self._failures:
-            self._at(failure.at, lambda failure=failure: self._fail(failure))
+            self._at(failure.at, partial(self._fail, failure))
         while self._queue and self._queue[0][0] < end:
             at, _, act = heapq.heappop(self._queue)
             self._pass_time(at)
@@ -95,12 +105,10 @@ class _Run:
         self._pause(share, [(Cause.START, self._scenario.start)])
 
     def _end(self) -> None:
-        stretch = self._close()
-        if stretch is not None:  # a step under way counts as if it will be finished
-            self._charge_step(Cause.USEFUL, stretch.unfinished)
-            self._useful_time += stretch.unfinished
+        self._keep(self._close())
+        self._spend_kept(Cause.USEFUL)  # a step under way counts as if it will be finished
         hosts = self._cluster.ready + self._cluster.starting
-        self._account.charge(Cause.FINISHING, self._scenario.finish, hosts)
+        self._account.charge(Cause.FINISHING, self._scenario.finish * hosts)
         self._account.note(self._scenario.duration + self._scenario.finish)
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -108,8 +116,8 @@ class _Run:
     def _pass_time(self, until: float) -> None:
         """Charge those that take no part; members are charged when what they do is known."""
         seconds, cluster = until - self._now, self._cluster
-        self._account.charge(self._idle_cause(), seconds, cluster.ready - cluster.used)
-        self._account.charge(Cause.START, seconds, cluster.starting)
+        self._account.charge(self._idle_cause(), seconds * (cluster.ready - cluster.used))
+        self._account.charge(Cause.START, seconds * cluster.starting)
         self._now = until
 
     def _idle_cause(self) -> Cause:
@@ -122,16 +130,12 @@ class _Run:
         """Charge the members until now; returns what a stretch of work has come to."""
         stretch = None
         if self._mode is _Mode.RUNNING:
-            stretch = self._progress.work(self._since, self._now, self._step, self._credit)
-            self._credit = 0.0
-            self._charge_step(Cause.USEFUL, stretch.new * self._step)
-            self._charge_step(Cause.REPLAYED, stretch.replayed * self._step)
-            self._account.charge(Cause.CHECKPOINT_STALL, stretch.stall, self._share.hosts)
-            self._useful_time += stretch.new * self._step
+            stretch = self._work()
         elif self._mode is _Mode.PAUSED:
             for cause, end in self._parts:
-                self._account.charge(cause, min(end, self._now) - self._since, self._share.hosts)
-                self._since = max(self._since, min(end, self._now))
+                until = max(min(end, self._now), self._since)
+                self._account.charge(cause, (until - self._since) * self._share.hosts)
+                self._since = until
         self._since = self._now
         self._account.note(self._now)
         return stretch
@@ -140,8 +144,36 @@ class _Run:
     def _step(self) -> float:
         return self._scenario.pace.step / self._share.speed
 
+    def _work(self) -> Stretch:
+        step, kept = self._step, self._kept.fraction * self._step
+        stretch = self._progress.work(self._since, self._now, step, kept)
+        if stretch.new or stretch.replayed:
+            first = Cause.REPLAYED if stretch.replayed else Cause.USEFUL
+            self._charge_step(first, -kept)  # was computed before
+            self._spend_kept(first)
+        self._charge_step(Cause.USEFUL, stretch.new * step)
+        self._charge_step(Cause.REPLAYED, stretch.replayed * step)
+        self._account.charge(Cause.CHECKPOINT_STALL, stretch.stall * self._share.hosts)
+        return stretch
+
+    def _keep(self, stretch: Stretch | None) -> None:
+        """The step under way goes on after the pause."""
+        if stretch is not None:
+            fresh = stretch.unfinished - self._kept.fraction * self._step
+            self._kept.seconds += fresh
+            self._kept.host_seconds += fresh * self._share.hosts
+            self._kept.fraction = stretch.unfinished / self._step
+
+    def _spend_kept(self, cause: Cause) -> None:
+        """What became of the step that was kept."""
+        beside = {} if cause is Cause.LOST_STEP else self._scenario.pace.beside
+        self._account.step(cause, self._kept.host_seconds, beside)
+        self._useful_time += self._kept.seconds if cause is Cause.USEFUL else 0.0
+        self._kept = _Kept()
+
     def _charge_step(self, cause: Cause, seconds: float) -> None:
-        self._account.step(cause, seconds, self._share.hosts, self._scenario.pace.beside)
+        self._account.step(cause, seconds * self._share.hosts, self._scenario.pace.beside)
+        self._useful_time += seconds if cause is Cause.USEFUL else 0.0
 
     # -- failures ------------------------------------------------------------------------------------------------
 
@@ -161,17 +193,9 @@ class _Run:
             self._form(failure.kind)
 
     def _interrupt(self, *, keep_step: bool) -> None:
-        stretch = self._close()
-        if stretch is not None and keep_step:
-            self._credit = stretch.unfinished
-        elif stretch is not None:
-            self._account.charge(Cause.LOST_STEP, stretch.unfinished, self._share.hosts)
-        elif not keep_step:
-            self._lose_credit()
-
-    def _lose_credit(self) -> None:
-        self._account.charge(Cause.LOST_STEP, self._credit, self._share.hosts)
-        self._credit = 0.0
+        self._keep(self._close())
+        if not keep_step:
+            self._spend_kept(Cause.LOST_STEP)
 
     def _break(self, failure: Failure, place: int) -> None:
         """Take away what is broken, and let it come back."""
@@ -188,7 +212,7 @@ class _Run:
     def _fall_back(self) -> None:
         lost = self._progress.fall_back(self._now)
         self._steps_lost += lost
-        self._lose_credit()
+        self._spend_kept(Cause.LOST_STEP)
         if not self._from_storage:
             self._fallbacks += 1
         self._from_storage = True

@@ -181,7 +181,7 @@ class _Run:
                 continue
             usual = self.step_seconds.get(line["layout"], 0.0)
             seconds = [line[f"{name}_seconds"] for name in ("detection", "teardown", "form", "restore", "first_step")]
-            parts[kind].append(Pause(*seconds[:-1], max(seconds[-1] - usual, 0.0)))
+            parts[kind].append(Pause(*seconds[:-1], first_step=max(seconds[-1] - usual, 0.0)))
         means = {kind: mean_pause(pauses) for kind, pauses in parts.items()}
         growth = means.pop(None, None) or means.get(Kind.DRAIN) or MEASURED[Kind.DRAIN]
         return {kind: pause for kind, pause in means.items() if kind is not None}, growth
