@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulator [--runs 5]
 
-Llama 3's cluster and failures (``elastic-train simulate --like llama3``), recovered by this engine and by restarts of the
-whole job; then the same over node counts. Seconds are of one run on one core, drawing of its failures included.
+Llama 3's cluster and failures (``elastic-train simulate --like llama3``), recovered by this engine and by restarts of
+the whole job; then other numbers of nodes. Seconds are of one run on one core, drawing of its failures included.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def asked_of(asked: Asked) -> Question:
         raise UserError(f"--like={asked.like}: must be llama3 (arXiv:2407.21783)")
     if asked.like:
         known = Asked(nodes=LLAMA3_NODES, gpus_per_node=8, days=54.0, spares=LLAMA3_SPARES, unit_nodes=16)
-        asked = _filled(asked, known, recovery=asked.recovery or "both")
+        asked = replace(_filled(asked, known), recovery=asked.recovery or "both")
     job = _job(asked.job)
     if job is not None:
         each = asked.gpus_per_node or min(8, job.hosts.max)
@@ -132,14 +132,14 @@ def _job(path: str | None) -> Job | None:
     return admit_job(path)
 
 
-def _filled(asked: Asked, known: Asked, **others: str) -> Asked:
+def _filled(asked: Asked, known: Asked) -> Asked:
     """``asked`` with what ``known`` says where nothing was given."""
     names = ("nodes", "gpus_per_node", "days", "spares")
     given = {name: getattr(asked, name) for name in names}
     fill = {name: getattr(known, name) for name, value in given.items() if value is None}
     if known.unit_nodes != 1 and asked.unit_nodes == 1:
         fill["unit_nodes"] = known.unit_nodes
-    return replace(asked, **fill, **others)
+    return replace(asked, **fill)
 
 
 def _check(asked: Asked) -> None:
@@ -154,6 +154,8 @@ def _check(asked: Asked) -> None:
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"{_option(name)}={value:g}: must be a number above 0")
     for name in ("unit_nodes", "min_nodes"):
+        if asked.job is not None and getattr(asked, name) != 1:
+            raise UserError(f"{_option(name)}: {asked.job} says that itself, by parallel and hosts.min")
         if getattr(asked, name) > asked.nodes:
             raise UserError(f"{_option(name)}={getattr(asked, name)}: must be at most --nodes={asked.nodes}")
     if asked.recovery not in (None, *RECOVERIES):
@@ -211,7 +213,8 @@ def _scenario(name: str, asked: Asked, job: Job | None, failures: Failures, dura
     else:
         costs = elastic(*((failure.hang_seconds, failure.lease_seconds) if failure else (HANG_SECONDS, LEASE_SECONDS)))
     if asked.pause is not None:
-        costs = replace(costs, pauses={kind: pause.scaled(asked.pause) for kind, pause in costs.pauses.items()})
+        pauses = {kind: pause.scaled(asked.pause) for kind, pause in costs.pauses.items()}
+        costs = replace(costs, pauses=pauses, per_host=0.0, load=0.0)
     partners = asked.partners if asked.partners is not None else job.snapshot.partners if job else 1
     return Scenario(
         nodes=nodes,

@@ -33,10 +33,14 @@ class Search:
 
     def curve(self) -> Curve:
         tried = self.best.candidates
-        axis = "seconds between checkpoints" if self.what == "interval" else "spare nodes"
-        loss = "steps not finished, share" if self.what == "interval" else "host-seconds per step over an ideal step's"
+        axis = "seconds of work between checkpoints" if self.what == "interval" else "spare nodes"
+        loss = (
+            "share of the steps that is not finished"
+            if self.what == "interval"
+            else "host-seconds per step over an ideal step's"
+        )
         values, losses = [each.value for each in tried], [each.loss.mean for each in tried]
-        return Curve(f"{loss}, by {axis}", values, losses, self.best.value, self.marks)
+        return Curve(loss, axis, values, losses, self.best.value, self.marks)
 
     def as_dict(self) -> dict[str, Any]:
         tried = [{"value": each.value, "loss": each.loss.as_dict()} for each in self.best.candidates]

@@ -36,9 +36,10 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The search for a best value: candidates, their losses, what was found and what theory says."""
+    """The search for a best value: candidates along ``axis``, their losses, what was found and what theory says."""
 
     label: str
+    axis: str
     values: Sequence[float]
     losses: Sequence[float]
     best: float | None
@@ -124,11 +125,14 @@ def _draw_curve(axes: Axes, curve: Curve) -> None:
     axes.plot(curve.values, curve.losses, "o-", color="#1f4e79", markersize=4, linewidth=1)
     if curve.values[0] > 0:
         axes.set_xscale("log")
+        axes.set_xticks(curve.values, [f"{value:,.0f}" for value in curve.values])
+        axes.minorticks_off()
     if curve.best is not None:
         axes.axvline(curve.best, color=LOST, linewidth=1.4, label=f"best: {curve.best:,.4g}")
     for name, value in curve.marks.items():
         axes.axvline(value, color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)), label=f"{name}: {value:,.4g}")
     axes.set_title(curve.label, loc="left", fontsize=10, color=INK)
+    axes.set_xlabel(curve.axis, color=INK)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=9)
     plain_axes(axes)

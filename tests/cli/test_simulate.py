@@ -48,6 +48,7 @@ TRACE = '{"at": 100, "kind": "kill-node"}\n{"at": 900, "kind": "hang"}\n'
         (["--from", "nobody"], "no job folder runs/nobody"),
         (["--from", "./empty"], "the ledger has no job_started: nothing has run"),
         (["--from", "nobody", "--nodes", "4"], "--from takes everything from the run's logs"),
+        (["job.yaml", "--min-nodes", "2"], "--min-nodes: job.yaml says that itself, by parallel and hosts.min"),
         (["none.yaml"], "none.yaml: no such file"),
         (["job.yaml", "--gpus-per-node", "1", "--nodes", "1"], "job.yaml: 1 host cannot hold parallel.pp=2"),
     ],

@@ -27,7 +27,7 @@ def test_the_picture_shows_causes_and_the_curve(tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     panel = Panel("elastic", MOMENTS, {"useful": 90.0, "detection": 10.0}, [89.0, 91.0])
-    curve = Curve("loss", [1.0, 2.0, 4.0], [3.0, 1.0, 2.0], 2.0, {"Young": 2.5})
+    curve = Curve("loss", "spares", [1.0, 2.0, 4.0], [3.0, 1.0, 2.0], 2.0, {"Young": 2.5})
     plain = imread(plot_simulation([panel], tmp_path / "plots" / "a.png", title="run"))[..., :3]
     both = imread(plot_simulation([panel, panel], tmp_path / "b.png", title="run", curve=curve))
 

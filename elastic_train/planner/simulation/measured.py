@@ -32,6 +32,7 @@ _KINDS = {
 }
 """Causes of a generation in the ledger that are failures. A loss of all hosts of a node counts as that of the node."""
 _BESIDE = (Cause.DATA_WAIT, Cause.CHECKPOINT_STALL, Cause.EVALUATION)
+_PARTS = ("detection", "teardown", "form", "restore", "first_step")
 _ECHO_SECONDS = 1.0
 """a generation that fails so soon after the last chaos fails because of it, beyond its own recovery"""
 
@@ -180,8 +181,8 @@ class _Run:
             if kind is None and line["cause"] != "growth":
                 continue
             usual = self.step_seconds.get(line["layout"], 0.0)
-            seconds = [line[f"{name}_seconds"] for name in ("detection", "teardown", "form", "restore", "first_step")]
-            parts[kind].append(Pause(*seconds[:-1], first_step=max(seconds[-1] - usual, 0.0)))
+            detection, teardown, form, restore, first = (line[f"{name}_seconds"] for name in _PARTS)
+            parts[kind].append(Pause(detection, teardown, form, restore, max(first - usual, 0.0)))
         means = {kind: mean_pause(pauses) for kind, pauses in parts.items()}
         growth = means.pop(None, None) or means.get(Kind.DRAIN) or MEASURED[Kind.DRAIN]
         return {kind: pause for kind, pause in means.items() if kind is not None}, growth
