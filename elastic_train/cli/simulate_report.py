@@ -16,7 +16,7 @@ from elastic_train.cli.simulate_question import Asked, Case, Question
 from elastic_train.cli.tables import Column, print_table
 from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.answer import Answer
-from elastic_train.planner.simulation.best import Best, best_interval, best_spares
+from elastic_train.planner.simulation.best import Best, best_interval, best_spares, shortest
 from elastic_train.planner.simulation.confidence import Runs
 from elastic_train.planner.simulation.scenario import Outcome
 from elastic_train.tracking.simulation_plot import Curve, Panel, plot_simulation
@@ -143,7 +143,9 @@ def draw(question: Question, answers: Sequence[Answer], search: Search | None, o
         )
         for answer in answers
     ]
-    return plot_simulation(panels, out, title=question.title, curve=search.curve() if search else None)
+    return plot_simulation(
+        panels, out, title=question.title, curve=search.curve() if search and search.best.candidates else None
+    )
 
 
 def _search(what: str, case: Case, outcomes: Sequence[Outcome], asked: Asked) -> Search:
@@ -157,6 +159,9 @@ def _search(what: str, case: Case, outcomes: Sequence[Outcome], asked: Asked) ->
             "checkpoints in storage only bound what the loss of everything would take"
         )
         return Search(what, best, {}, sentence)
+    if best.value <= shortest(scenario) * 1.01:
+        told = f"best interval ({case.name}): {best.value:,.0f} s of work, the shortest that a save's own time allows"
+        return Search(what, best, {}, told)
     lost = statistics.fmean(run.from_storage for run in outcomes)
     marks = {}
     if lost and scenario.saves.stall:

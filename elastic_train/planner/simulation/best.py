@@ -15,7 +15,7 @@ from elastic_train.planner.simulation.scenario import Outcome, Scenario
 
 _FIRST = 9
 """candidates over the whole range, then as many around the best of them"""
-_WIDTH = 4.0
+_WIDTH = 2.5
 """the second time from so many times shorter to so many times longer"""
 
 
@@ -30,7 +30,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """``value``: where the curve through the candidates is lowest; None: nothing depends on it."""
+    """``value``: where the curve through the candidates is lowest; None: saves cost nothing and none was needed."""
 
     value: float | None
     candidates: Sequence[Candidate]
@@ -42,16 +42,20 @@ def best_interval(runs: Runs, scenario: Scenario, around: float | None = None) -
     Args:
         around: where to look, seconds; default: everywhere from a save's own duration to half the run.
     """
-    least = max(scenario.pace.step, scenario.saves.seconds)
-    tried = [] if around else _try_intervals(runs, scenario, _geometric(least, max(scenario.duration / 2, least)))
-    if tried:
-        if max(each.loss.mean for each in tried) - min(each.loss.mean for each in tried) < 1e-6:
-            return Best(None, tried)  # no failure took the state in memory with it, and a save costs nothing
-        around = min(tried, key=lambda each: each.loss.mean).value
-    assert around is not None
+    if not scenario.saves.stall and not any(outcome.from_storage for outcome in runs.outcomes(scenario)):
+        return Best(None, [])
+    least = shortest(scenario)
+    if around is None:
+        everywhere = _try_intervals(runs, scenario, _geometric(least, max(scenario.duration / 2, least)))
+        around = min(everywhere, key=lambda each: each.loss.mean).value
     near = _geometric(max(around / _WIDTH, least), min(around * _WIDTH, scenario.duration))
     fine = _try_intervals(runs, scenario, near)
     return Best(lowest([each.value for each in fine], [each.loss.mean for each in fine]), fine)
+
+
+def shortest(scenario: Scenario) -> float:
+    """Seconds: a save must be over, and a step finished, before the next one."""
+    return max(scenario.pace.step, scenario.saves.seconds)
 
 
 def _try_intervals(runs: Runs, scenario: Scenario, intervals: Sequence[float]) -> list[Candidate]:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from elastic_train.config.faults import LLAMA3_FAILURES, Fault, Interruption, Kind
 
-_STREAMS = 1_000_003
-
 
 class UnknownFailures(ValueError):
     """No such distribution or rate; the sentence says what would do."""
@@ -113,15 +111,15 @@ class Failures:
             return [failure for failure in self.trace if failure.at < duration]
         drawn: list[Failure] = []
         for node in range(nodes):
-            chance = random.Random(_STREAMS * seed + 4 * node)
+            chance = random.Random(f"{seed}/{node}/own")
             if self.mtbf < math.inf:
                 drawn += self._own(node, duration, chance)
             if self.spot > 0:
-                chance = random.Random(_STREAMS * seed + 4 * node + 1)
+                chance = random.Random(f"{seed}/{node}/spot")
                 drawn += self._reclaims(node, duration, chance)
         if self.rack_nodes and self.rack_mtbf < math.inf:
             for first in range(0, nodes, self.rack_nodes):
-                chance = random.Random(_STREAMS * seed + 4 * first + 2)
+                chance = random.Random(f"{seed}/{first}/rack")
                 drawn += self._rack(range(first, min(first + self.rack_nodes, nodes)), duration, chance)
         return sorted(drawn, key=lambda failure: failure.at)
 
