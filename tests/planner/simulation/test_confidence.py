@@ -5,7 +5,10 @@ import statistics
 
 import pytest
 
-from elastic_train.planner.simulation.confidence import estimate, student_t
+from elastic_train.planner.simulation.confidence import Runs, estimate, student_t
+from elastic_train.planner.simulation.events import simulate
+from elastic_train.planner.simulation.failures import Failures
+from tests.planner.simulation.scenarios import scenario
 
 
 @pytest.mark.parametrize(
@@ -29,3 +32,12 @@ def test_percentiles_and_a_single_run() -> None:
     assert (found.mean, found.low, found.high) == (10.0, 1.0, 19.0)
     assert found.margin == pytest.approx(2.086 * statistics.stdev(range(21)) / 21**0.5, rel=1e-3)
     assert estimate([3.0]).as_dict() == {"mean": 3.0, "margin": None, "p5": 3.0, "p95": 3.0}
+
+
+def test_variants_meet_the_failures_that_each_would_meet_alone() -> None:
+    few = scenario(failures=Failures(mtbf=500.0))
+    many = scenario(failures=few.failures, spares=3)
+    runs = Runs(few, seed=5, count=2, spares=3)
+    assert runs.outcomes() == [simulate(few, 5), simulate(few, 6)]
+    assert runs.outcomes(many) == [simulate(many, 5), simulate(many, 6)]
+    assert runs.outcomes()[0].failures < runs.outcomes(many)[0].failures
