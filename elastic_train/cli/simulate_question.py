@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elastic_train.cli.guard import UserError
@@ -77,7 +77,6 @@ class Question:
     title: str
     cases: list[Case]
     measured: Measured | None = None
-    numbers: dict[str, object] = field(default_factory=dict)
 
 
 def asked_of(asked: Asked) -> Question:

@@ -64,7 +64,7 @@ def test_the_best_interval_is_that_of_young_and_daly(stall: float, formulas: tup
 def test_the_search_finds_the_region_by_itself() -> None:
     scenario = classic(20.0, failures=800)
     best = best_interval(Runs(scenario, 1, 1), scenario)
-    assert best.value == pytest.approx(daly(20.0, MTBF), rel=0.05)
+    assert best.value == pytest.approx(daly(20.0, MTBF), rel=0.02)
 
 
 def test_the_lowest_point_of_a_curve_that_is_known() -> None:
