@@ -37,7 +37,7 @@ def simulate(
     gpus_per_node: Annotated[int | None, typer.Option(help="Hosts of the job on a node.", show_default="8")] = None,
     spares: Annotated[int | None, typer.Option(help="Nodes that stand by.", show_default="0")] = None,
     mtbf_hours: Annotated[
-        float | None, typer.Option(help="Mean time between failures of one node.", show_default="6334, Llama 3's")
+        float | None, typer.Option(help="Mean time between failures of one node.", show_default="6335, Llama 3's")
     ] = None,
     failures: Annotated[
         str, typer.Option(metavar="DISTRIBUTION|FILE", help="exponential, weibull:SHAPE, or a trace as of chaos.")
@@ -89,8 +89,12 @@ def simulate(
     )  # fmt: skip
     if best not in (None, *BEST):
         raise UserError(f"--best={best}: must be one of {', '.join(BEST)}")
-    if run is not None and (best is not None or job is not None or like is not None or nodes is not None):
-        raise UserError("--from takes everything from the run's logs: leave JOB.yaml, --like, --nodes and --best out")
+    if price is not None and not 0 <= price < float("inf"):
+        raise UserError(f"--price={price:g}: must be a number of at least 0")
+    if run is not None and (best is not None or asked != Asked(seed=seed, runs=runs)):
+        raise UserError(
+            "--from takes cluster, failures and costs from the run's logs: only --seed and --runs go with it"
+        )
     question = _of_run(run, asked, storage, endpoint_url, region) if run is not None else _of_options(asked)
     from elastic_train.cli.simulate_report import report
 

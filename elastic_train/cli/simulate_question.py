@@ -28,6 +28,8 @@ LLAMA3_NODES, LLAMA3_SPARES = 2048, 16
 """16,384 GPUs; the cluster had 24,000 (arXiv:2407.21783, section 3.3), so spares were never short."""
 LLAMA3_MTBF = LLAMA3_SECONDS * LLAMA3_NODES / sum(cause.count for cause in LLAMA3_FAILURES.values())
 """Of one node, seconds."""
+_LEAST = {"nodes": 1, "gpus_per_node": 1, "spares": 0, "unit_nodes": 1, "min_nodes": 1, "runs": 1, "rack_nodes": 0}
+_LEAST |= {"partners": 0, "checkpoint_stall": 0}
 RECOVERIES = ("elastic", "restart", "both")
 
 
@@ -144,10 +146,10 @@ def _filled(asked: Asked, known: Asked) -> Asked:
 def _check(asked: Asked) -> None:
     if asked.nodes is None:
         raise UserError("give a cluster: --nodes, a job file, --like llama3, or --from JOB for a run of yours")
-    least = {"nodes": 1, "gpus_per_node": 1, "spares": 0, "unit_nodes": 1, "min_nodes": 1, "runs": 1, "rack_nodes": 0}
-    for name, bound in least.items():
-        if getattr(asked, name) < bound:
-            raise UserError(f"{_option(name)}={getattr(asked, name)}: must be at least {bound}")
+    for name, bound in _LEAST.items():
+        value = getattr(asked, name)
+        if value is not None and not value >= bound:
+            raise UserError(f"{_option(name)}={value}: must be at least {bound}")
     for name in ("mtbf_hours", "rack_mtbf_hours", "days"):
         value = getattr(asked, name)
         if value is not None and not 0 < value < float("inf"):
