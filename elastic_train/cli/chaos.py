@@ -14,7 +14,7 @@ from elastic_train.cli.jobs import Address
 from elastic_train.cli.options import JobRef
 
 if TYPE_CHECKING:
-    from elastic_train.controller.faults import Fault
+    from elastic_train.config.faults import Fault
 
 app = typer.Typer(
     help="Break things of a running job on purpose.",
@@ -64,7 +64,7 @@ def _verb(kind: str) -> Any:
         seconds: Seconds = 20.0,
         address: Address = None,
     ) -> None:
-        from elastic_train.controller import faults
+        from elastic_train.config import faults
 
         if every is None:
             schedule = [replace(fault, at=0.0) for fault in faults.every(faults.Kind(kind), 1.0, 1.0, seed, seconds)]
@@ -92,7 +92,7 @@ def replay(
     address: Address = None,
 ) -> None:
     """The faults of a trace, each at its time."""
-    from elastic_train.controller.faults import TraceError, read_trace
+    from elastic_train.config.faults import TraceError, read_trace
 
     try:
         schedule = read_trace(trace, seed, seconds)
@@ -111,7 +111,7 @@ def llama3(
     address: Address = None,
 ) -> None:
     """Failures at the rate and in the mix of Llama 3's 54 days."""
-    from elastic_train.controller import faults
+    from elastic_train.config import faults
 
     schedule = faults.llama3(duration, speed, seed, seconds)
     if not schedule:

@@ -11,6 +11,7 @@ import typer
 from elastic_train.cli import chaos, checkpoints, data, huggingface, jobs
 from elastic_train.cli.guard import GuardedGroup
 from elastic_train.cli.quickstart import quickstart
+from elastic_train.cli.simulate import simulate
 
 app = typer.Typer(
     name="elastic-train",
@@ -29,6 +30,7 @@ for _name, _command in (
     ("submit", jobs.submit),
     ("status", jobs.status),
     ("stop", jobs.stop),
+    ("simulate", simulate),
 ):
     app.command(_name)(_command)
 app.add_typer(data.app, name="data")

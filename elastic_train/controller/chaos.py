@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic_train.controller.faults import Fault, Kind, Victim, choose
+from elastic_train.config.faults import Fault, Kind
+from elastic_train.controller.victims import Victim, choose
 
 _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 60.0

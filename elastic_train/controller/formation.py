@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from elastic_train.controller.timeline import Cause
+from elastic_train.config.time_causes import Cause
 
 _ENDS = {"forked": Cause.FORM, "build": Cause.RESTORE, "restore": Cause.FIRST_STEP}
 """What all ranks must have done -> what begins then. (``group`` is a part of forming, and ends nothing.)"""

@@ -12,9 +12,10 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_train.controller.faults import Fault, Kind, Victim
+from elastic_train.config.faults import Fault, Kind
 from elastic_train.controller.host import interface_of
 from elastic_train.controller.ray_internals import drain_node, head_nodes
+from elastic_train.controller.victims import Victim
 
 _ANSWER_SECONDS = 20.0
 _SILENCING = (Kind.PARTITION, Kind.KILL_NODE)

@@ -13,7 +13,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from elastic_train.controller.timeline import STEP, Cause, Spent, Timeline
+from elastic_train.config.time_causes import Cause
+from elastic_train.controller.timeline import STEP, Spent, Timeline
 
 _RECENT_STEPS = 20
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from elastic_train.config.time_causes import Cause
 from elastic_train.controller.formation import Formation
 from elastic_train.controller.time_account import TimeAccount, account_of_runs, largest_causes
-from elastic_train.controller.timeline import Cause
 from tests.jobs import make_job
 from tests.local_job import LocalJob
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.controller.timeline import Cause
+from elastic_train.config.time_causes import Cause
 from elastic_train.tracking.time_plot import COLORS, MOST_LINES, TimeHistory, pieces, plot_time
 
 

@@ -1,17 +1,16 @@
-"""What chaos does, and when: schedules of faults (the same for the same seed), traces, and the choice of a victim.
+"""What breaks, and when: schedules of faults (the same for the same seed), traces, Llama 3's failures.
 
-No Ray in here; ``saboteur`` carries faults out.
+Chaos carries them out on a running job, the simulator reckons with them. Plain Python: every layer may import it.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 
 class Kind(StrEnum):
@@ -48,17 +47,6 @@ class Fault:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
-    """Where a fault strikes: a node, and on it the host and its trainer if it is one of theirs."""
-
-    node: str
-    address: str
-    host_pid: int
-    trainer_pid: int | None
-    label: str
-
-
 def every(kind: Kind, period: float, duration: float, seed: int, seconds: float) -> list[Fault]:
     """One fault of ``kind`` per ``period`` seconds, the first after one period, none after ``duration``."""
     chance = random.Random(seed)
@@ -66,27 +54,38 @@ def every(kind: Kind, period: float, duration: float, seed: int, seconds: float)
     return [Fault(period * number, kind, chance.random(), seconds) for number in range(1, count + 1)]
 
 
-LLAMA3_FAILURES: Mapping[str, tuple[int, Kind]] = {
-    "faulty GPU": (148, Kind.KILL_TRAINER),
-    "GPU HBM3 memory": (72, Kind.KILL_TRAINER),
-    "software bug": (54, Kind.KILL_TRAINER),
-    "network switch or cable": (35, Kind.HANG),
-    "host maintenance": (32, Kind.DRAIN),
-    "GPU SRAM memory": (19, Kind.KILL_TRAINER),
-    "GPU system processor": (17, Kind.KILL_HOST),
-    "NIC": (7, Kind.HANG),
-    "NCCL watchdog timeouts": (7, Kind.HANG),
-    "silent data corruption": (6, Kind.KILL_TRAINER),
-    "GPU thermal interface and sensor": (6, Kind.KILL_TRAINER),
-    "SSD": (3, Kind.KILL_HOST),
-    "power supply": (3, Kind.KILL_NODE),
-    "server chassis": (2, Kind.KILL_NODE),
-    "IO expansion board": (2, Kind.KILL_NODE),
-    "dependency": (2, Kind.STORE_OUTAGE),
-    "CPU": (2, Kind.KILL_NODE),
-    "system memory": (2, Kind.KILL_NODE),
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """One of the causes for which a job was interrupted."""
+
+    count: int
+    kind: Kind
+    """the nearest kind of fault"""
+    repair: bool = False
+    """the node cannot be used until it is repaired: so for hardware; what chaos breaks is whole again"""
+
+
+LLAMA3_FAILURES: Mapping[str, Interruption] = {
+    "faulty GPU": Interruption(148, Kind.KILL_TRAINER, repair=True),
+    "GPU HBM3 memory": Interruption(72, Kind.KILL_TRAINER, repair=True),
+    "software bug": Interruption(54, Kind.KILL_TRAINER),
+    "network switch or cable": Interruption(35, Kind.HANG, repair=True),
+    "host maintenance": Interruption(32, Kind.DRAIN, repair=True),
+    "GPU SRAM memory": Interruption(19, Kind.KILL_TRAINER, repair=True),
+    "GPU system processor": Interruption(17, Kind.KILL_HOST, repair=True),
+    "NIC": Interruption(7, Kind.HANG, repair=True),
+    "NCCL watchdog timeouts": Interruption(7, Kind.HANG),
+    "silent data corruption": Interruption(6, Kind.KILL_TRAINER, repair=True),
+    "GPU thermal interface and sensor": Interruption(6, Kind.KILL_TRAINER, repair=True),
+    "SSD": Interruption(3, Kind.KILL_HOST, repair=True),
+    "power supply": Interruption(3, Kind.KILL_NODE, repair=True),
+    "server chassis": Interruption(2, Kind.KILL_NODE, repair=True),
+    "IO expansion board": Interruption(2, Kind.KILL_NODE, repair=True),
+    "dependency": Interruption(2, Kind.STORE_OUTAGE),
+    "CPU": Interruption(2, Kind.KILL_NODE, repair=True),
+    "system memory": Interruption(2, Kind.KILL_NODE, repair=True),
 }
-"""Unexpected interruptions of Llama 3 405B's 54 days (arXiv:2407.21783, table 5), each with the nearest kind."""
+"""Unexpected interruptions of Llama 3 405B's 54 days (arXiv:2407.21783, table 5)."""
 LLAMA3_SECONDS = 54 * 86400.0
 
 
@@ -97,11 +96,11 @@ def llama3(duration: float, speed: float, seed: int, seconds: float) -> list[Fau
     """
     chance = random.Random(seed)
     causes = list(LLAMA3_FAILURES.values())
-    total = sum(count for count, _ in causes)
+    total = sum(cause.count for cause in causes)
     gap = LLAMA3_SECONDS / total / speed
     faults, at = [], chance.expovariate(1 / gap)
     while at <= duration:
-        (kind,) = chance.choices([kind for _, kind in causes], weights=[count for count, _ in causes])
+        (kind,) = chance.choices([cause.kind for cause in causes], weights=[cause.count for cause in causes])
         faults.append(Fault(at, kind, chance.random(), seconds))
         at += chance.expovariate(1 / gap)
     return faults
@@ -143,27 +142,3 @@ def _parse(where: str, line: str, pick: float, seconds: float) -> Fault:
     if numbers["pick"] >= 1:
         raise TraceError(f"{where}: pick={numbers['pick']!r} must be below 1")
     return Fault(float(numbers["at"]), Kind(entry["kind"]), float(numbers["pick"]), float(numbers["seconds"]))
-
-
-def choose(fault: Fault, hosts: Sequence[Mapping[str, Any]], spared: Iterable[str] = ()) -> Victim | None:
-    """The victim among the ``hosts`` of a status; None when there is none at this moment.
-
-    Nodes in ``spared`` are never struck as a whole: the head, and the one on which the coordinator is.
-    """
-    there = [host for host in hosts if _fits(fault.kind, host)]
-    if fault.kind in NODE_KINDS:
-        spare = set(spared)
-        nodes = {host["node"]: host for host in there if host["node"] not in spare}
-        there = [nodes[node] for node in sorted(nodes)]
-    if not there:
-        return None
-    host = there[int(fault.pick * len(there))]
-    label = f"node {host['node'][:8]}"
-    if fault.kind not in NODE_KINDS:
-        place = "spare" if host["rank"] is None else f"rank {host['rank']}"
-        label = f"{place}, host {host['id']} on {label}"
-    return Victim(host["node"], host["address"], host["pid"], host["trainer_pid"], label)
-
-
-def _fits(kind: Kind, host: Mapping[str, Any]) -> bool:
-    return host["trainer_pid"] is not None if kind in (Kind.KILL_TRAINER, Kind.HANG) else True

@@ -4,20 +4,10 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from elastic_train.controller.faults import (
-    LLAMA3_FAILURES,
-    Fault,
-    Kind,
-    TraceError,
-    choose,
-    every,
-    llama3,
-    read_trace,
-)
+from elastic_train.config.faults import LLAMA3_FAILURES, Fault, Kind, TraceError, every, llama3, read_trace
 
 
 def test_one_per_period_and_the_same_for_the_same_seed() -> None:
@@ -29,7 +19,7 @@ def test_one_per_period_and_the_same_for_the_same_seed() -> None:
 
 
 def test_llama_3_in_a_thousandth_of_the_time_is_one_failure_per_11_seconds() -> None:
-    assert sum(count for count, _ in LLAMA3_FAILURES.values()) == 419
+    assert sum(cause.count for cause in LLAMA3_FAILURES.values()) == 419
     faults = llama3(54 * 86.4, 1000, seed=3, seconds=5.0)
     assert abs(len(faults) - 419) < 3 * math.sqrt(419)  # three standard deviations of a Poisson count
     assert pytest.approx(11.13, abs=0.01) == 54 * 86.4 / 419
@@ -78,49 +68,3 @@ def test_a_trace_that_cannot_be_read_is_a_sentence(tmp_path: Path, text: str, se
 def test_a_missing_trace_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"none\.jsonl cannot be read"):
         read_trace(tmp_path / "none.jsonl", seed=1, seconds=9.0)
-
-
-def host(number: int, node: str, trainer: int | None, rank: int | None) -> dict[str, Any]:
-    return {
-        "id": number,
-        "node": node,
-        "address": "10.0.0.1",
-        "pid": 100 + number,
-        "trainer_pid": trainer,
-        "rank": rank,
-        "state": "training" if trainer else "spare",
-    }
-
-
-HOSTS = [host(1, "a", 11, 0), host(2, "a", 12, 1), host(3, "b", 13, 2), host(4, "c", None, None)]
-
-
-def test_every_victim_is_chosen_equally_often_and_fits() -> None:
-    picks = [number / 100 for number in range(100)]
-
-    def struck(kind: Kind, spared: list[str]) -> Counter[Any]:
-        victims = [choose(Fault(0.0, kind, pick, 1.0), HOSTS, spared) for pick in picks]
-        return Counter((v.node, v.trainer_pid) for v in victims if v is not None)
-
-    trainers = struck(Kind.KILL_TRAINER, [])
-    assert set(trainers) == {("a", 11), ("a", 12), ("b", 13)}
-    assert max(trainers.values()) - min(trainers.values()) <= 1
-    assert len(struck(Kind.KILL_HOST, [])) == 4
-    assert {node for node, _ in struck(Kind.KILL_NODE, [])} == {"a", "b", "c"}
-    assert {node for node, _ in struck(Kind.DRAIN, ["a"])} == {"b", "c"}
-    assert set(struck(Kind.HANG, ["a", "b", "c"])) == set(trainers)  # only nodes as a whole are spared
-
-
-def test_without_a_victim_there_is_none() -> None:
-    assert choose(Fault(0.0, Kind.KILL_TRAINER, 0.5, 1.0), HOSTS[3:]) is None
-    assert choose(Fault(0.0, Kind.KILL_NODE, 0.5, 1.0), HOSTS, ["a", "b", "c"]) is None
-    assert choose(Fault(0.0, Kind.KILL_HOST, 0.5, 1.0), []) is None
-
-
-def test_the_label_says_who_it_was() -> None:
-    victim = choose(Fault(0.0, Kind.KILL_TRAINER, 0.0, 1.0), HOSTS)
-    assert victim is not None
-    assert victim.label == "rank 0, host 1 on node a"
-    spare = choose(Fault(0.0, Kind.KILL_HOST, 0.99, 1.0), HOSTS)
-    assert spare is not None
-    assert spare.label == "spare, host 4 on node c"

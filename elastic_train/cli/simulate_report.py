@@ -1,0 +1,185 @@
+"""What ``elastic-train simulate`` prints and draws."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from elastic_train.checkpoint.interval import daly, young
+from elastic_train.cli.simulate_question import Asked, Case, Question
+from elastic_train.cli.tables import Column, print_table
+from elastic_train.config.time_causes import Cause
+from elastic_train.planner.simulation.answer import Answer
+from elastic_train.planner.simulation.best import Best, best_interval, best_spares, shortest
+from elastic_train.planner.simulation.confidence import Runs
+from elastic_train.planner.simulation.scenario import Outcome
+from elastic_train.tracking.simulation_plot import Curve, Panel, plot_simulation
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """For one best value: what was found, what the formulas say (seconds), and the sentence that tells it."""
+
+    what: str
+    best: Best
+    marks: dict[str, float]
+    sentence: str
+
+    def curve(self) -> Curve:
+        tried = self.best.candidates
+        axis = "seconds of work between checkpoints" if self.what == "interval" else "spare nodes"
+        loss = (
+            "share of the steps that is not finished"
+            if self.what == "interval"
+            else "host-seconds per step over an ideal step's"
+        )
+        values, losses = [each.value for each in tried], [each.loss.mean for each in tried]
+        return Curve(loss, axis, values, losses, self.best.value, self.marks)
+
+    def as_dict(self) -> dict[str, Any]:
+        tried = [{"value": each.value, "loss": each.loss.as_dict()} for each in self.best.candidates]
+        return {"what": self.what, "value": self.best.value, "formulas": self.marks, "candidates": tried}
+
+
+def report(
+    question: Question,
+    asked: Asked,
+    *,
+    price: float | None,
+    best: str | None,
+    as_json: bool,
+    plot: Path | None,
+    html: Path | None,
+) -> None:
+    """Run the question and say the answer."""
+    drawn = plot is not None or html is not None
+    answers = [Answer(case.name, case.outcomes(drawn), price) for case in question.cases]
+    search = _search(best, question.cases[0], answers[0].outcomes, asked) if best else None
+    if as_json:
+        typer.echo(json.dumps(_as_dict(question, answers, search), indent=1))
+    else:
+        _print(question, answers, search)
+    if plot is not None:
+        draw(question, answers, search, plot)
+    if html is not None:
+        from elastic_train.cli.simulate_html import write_page
+
+        write_page(html, question, answers, search)
+
+
+def _as_dict(question: Question, answers: Sequence[Answer], search: Search | None) -> dict[str, Any]:
+    answer: dict[str, Any] = {"question": question.title, "answers": {each.name: each.as_dict() for each in answers}}
+    if question.measured is not None:
+        seen = question.measured
+        answer["measured"] = {"goodput %": 100 * seen.goodput, "seconds": dict(seen.seconds)}
+    if search is not None:
+        answer["best"] = search.as_dict()
+    return answer
+
+
+def figure_rows(answers: Sequence[Answer]) -> list[list[Any]]:
+    """Recovery, figure, mean, margin, 5th and 95th percentile."""
+    return [
+        [answer.name, name, each.mean, each.margin, each.low, each.high]
+        for answer in answers
+        for name, each in answer.figures().items()
+    ]
+
+
+def cause_rows(question: Question, answers: Sequence[Answer]) -> list[list[Any]]:
+    """Cause, percent of host time in each answer, and as measured."""
+    shares = [answer.shares() for answer in answers]
+    if question.measured is not None:
+        total = sum(question.measured.seconds.values())
+        shares.append({Cause(cause): 100 * spent / total for cause, spent in question.measured.seconds.items()})
+    found = [cause for cause in Cause if any(cause in each for each in shares)]
+    return [[cause.value, *(each.get(cause, 0.0) for each in shares)] for cause in found]
+
+
+def cause_columns(question: Question, answers: Sequence[Answer]) -> list[str]:
+    return [answer.name for answer in answers] + (["measured"] if question.measured is not None else [])
+
+
+def number(value: float) -> str:
+    """``1,234`` or ``99.41``"""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _print(question: Question, answers: Sequence[Answer], search: Search | None) -> None:
+    typer.echo(question.title)
+    names = [Column("recovery", left=True), Column("figure", left=True)]
+    print_table([*names, *(Column(name, number) for name in ("mean", "+-", "p5", "p95"))], figure_rows(answers))
+    typer.echo("")
+    columns = [Column(f"{name} %", number) for name in cause_columns(question, answers)]
+    print_table([Column("host time", left=True), *columns], cause_rows(question, answers))
+    typer.echo("")
+    if question.measured is not None:
+        simulated = statistics.fmean(100 * run.goodput for run in answers[0].outcomes)
+        seen = 100 * question.measured.goodput
+        typer.echo(f"goodput measured {seen:.1f} %, simulated {simulated:.1f} %: {simulated - seen:+.1f} points")
+    if search is not None:
+        typer.echo(search.sentence)
+    events = statistics.fmean(run.events for answer in answers for run in answer.outcomes)
+    typer.echo(f"+-: 95 % confidence of the mean; p5, p95: of single runs; {events:,.0f} events per run")
+
+
+def draw(question: Question, answers: Sequence[Answer], search: Search | None, out: Path) -> Path:
+    """The picture."""
+    panels = [
+        Panel(
+            answer.name,
+            [
+                (at, {cause.value: spent for cause, spent in seconds.items()})
+                for at, seconds in answer.outcomes[0].moments
+            ],
+            {cause.value: share for cause, share in answer.shares().items()},
+            [100 * run.goodput for run in answer.outcomes],
+        )
+        for answer in answers
+    ]
+    return plot_simulation(
+        panels, out, title=question.title, curve=search.curve() if search and search.best.candidates else None
+    )
+
+
+def _search(what: str, case: Case, outcomes: Sequence[Outcome], asked: Asked) -> Search:
+    if what == "spares":
+        return _search_spares(case, asked)
+    scenario = case.scenario
+    best = best_interval(Runs(scenario, asked.seed, len(outcomes)), scenario)
+    if best.value is None:
+        sentence = (
+            "best interval: no failure in these runs took a step that was in memory with it, so none is better; "
+            "checkpoints in storage only bound what the loss of everything would take"
+        )
+        return Search(what, best, {}, sentence)
+    if best.value <= shortest(scenario) * 1.01:
+        told = f"best interval ({case.name}): {best.value:,.0f} s of work, the shortest that a save's own time allows"
+        return Search(what, best, {}, told)
+    lost = statistics.fmean(run.from_storage for run in outcomes)
+    marks = {}
+    if lost and scenario.saves.stall:
+        mtbf = scenario.duration / lost
+        marks = {"Young": young(scenario.saves.stall, mtbf), "Daly": daly(scenario.saves.stall, mtbf)}
+    told = "".join(f", {name} {seconds:,.0f} s" for name, seconds in marks.items())
+    rate = f"{lost:,.1f} failures a run go to storage"
+    return Search(what, best, marks, f"best interval ({case.name}): {best.value:,.0f} s of work{told}; {rate}")
+
+
+def _search_spares(case: Case, asked: Asked) -> Search:
+    scenario = case.scenario
+    most = max(8, scenario.nodes // 32)
+    best = best_spares(Runs(scenario, asked.seed, asked.runs, most), scenario, most)
+    found = next(each for each in best.candidates if each.value == best.value)
+    sentence = (
+        f"best number of spare nodes ({case.name}): {best.value:.0f} of up to {most}; a step then costs "
+        f"{found.loss.mean:.4f} times the host-seconds of one without failures and spares (none: "
+        f"{best.candidates[0].loss.mean:.4f})"
+    )
+    return Search("spares", best, {}, sentence)

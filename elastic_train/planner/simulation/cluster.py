@@ -1,0 +1,137 @@
+"""The nodes of a simulated cluster: which are there, which hosts the job uses, whom a failure hits."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import NamedTuple
+
+from elastic_train.config.faults import NODE_KINDS, Kind
+from elastic_train.planner.simulation.costs import Tiers
+from elastic_train.planner.simulation.failures import Failure
+
+
+class Victim(NamedTuple):
+    """``is_member``: one of the job's hosts, and not a spare."""
+
+    place: int
+    is_member: bool
+
+
+class Cluster:
+    """Places 0 .. ``places - 1``, one node each. The job uses the hosts of the nodes that have been there longest.
+
+    Attributes:
+        used: hosts that take part in the job.
+        ready: all that could.
+        starting: hosts that have come and cannot compute yet.
+    """
+
+    def __init__(self, places: int, hosts_per_node: int) -> None:
+        self._places, self._hosts_per_node = places, hosts_per_node
+        self._nodes = dict.fromkeys(range(places), hosts_per_node)
+        """place -> hosts that are ready"""
+        self.sizes = Counter({hosts_per_node: places})
+        """hosts on a node -> nodes with so many"""
+        self.ready = places * hosts_per_node
+        self.used = 0
+        self._starting: dict[int, int] = {}
+        self.starting = 0
+        self.age = Counter[int]()
+        """place -> nodes that have gone from it: who starts there is forgotten with the node"""
+        self._gone: set[int] = set()
+        """places whose memory was lost since the job last ran"""
+
+    def victim(self, failure: Failure) -> Victim | None:
+        """Whom ``failure`` strikes; None when there is nobody, or only hosts that are not ready yet."""
+        if failure.node is not None:
+            return self._victim_on(failure.node, failure)
+        if failure.kind in NODE_KINDS:
+            there = sorted({*self._nodes, *self._starting})
+            return self._victim_on(there[int(failure.pick * len(there))], failure) if there else None
+        hosts = self.used if failure.kind in (Kind.KILL_TRAINER, Kind.HANG) else self.ready
+        number = int(failure.pick * hosts)
+        return Victim(self._place_of(number), number < self.used) if hosts else None
+
+    def _victim_on(self, place: int, failure: Failure) -> Victim | None:
+        hosts, members = self._nodes.get(place, 0), self._members_on(place)
+        if failure.kind in NODE_KINDS or failure.repair:
+            return Victim(place, members > 0) if hosts or place in self._starting else None
+        return Victim(place, failure.pick * hosts < members) if hosts else None
+
+    def _place_of(self, number: int) -> int:
+        """Of the host with this number, those of the job first."""
+        for place, hosts in self._nodes.items():
+            if number < hosts:
+                return place
+            number -= hosts
+        raise IndexError(number)
+
+    def _members_on(self, place: int) -> int:
+        """Hosts of the job there."""
+        if self.used == self.ready:
+            return self._nodes.get(place, 0)
+        before = 0
+        for each, hosts in self._nodes.items():
+            if each == place:
+                return max(min(self.used - before, hosts), 0)
+            before += hosts
+        return 0
+
+    def lose_node(self, place: int, *, memory: bool) -> int:
+        """It goes away, its ``memory`` at once or only after it was read; returns the hosts that it had."""
+        hosts = self._nodes.pop(place, 0)
+        starting = self._starting.pop(place, 0)
+        if hosts:
+            self.sizes[hosts] -= 1
+        self.ready -= hosts
+        self.starting -= starting
+        self.age[place] += 1
+        if memory:
+            self._gone.add(place)
+        return hosts + starting
+
+    def lose_host(self, place: int) -> None:
+        """One host of the node ends; the memory of the node stays."""
+        self._resize(place, -1)
+
+    def come(self, place: int, hosts: int) -> None:
+        """They are there, and start."""
+        self._starting[place] = self._starting.get(place, 0) + hosts
+        self.starting += hosts
+
+    def start(self, place: int, hosts: int) -> None:
+        """They are ready; they join the end of the queue."""
+        self._starting[place] -= hosts
+        self.starting -= hosts
+        if not self._starting[place]:
+            del self._starting[place]
+        self._resize(place, hosts)
+
+    def _resize(self, place: int, change: int) -> None:
+        before = self._nodes.get(place, 0)
+        if before:
+            self.sizes[before] -= 1
+        after = before + change
+        self.sizes[after] += 1
+        self.ready += change
+        self._nodes[place] = after
+        if not after:
+            self.sizes[0] -= 1
+            del self._nodes[place]
+
+    def running(self) -> None:
+        """The state is whole in memory again, with all copies."""
+        self._gone.clear()
+
+    def state_is_lost(self, tiers: Tiers) -> bool:
+        """Whether a node and all that hold copies of its memory have gone since the job last ran."""
+        if not tiers.memory:
+            return True
+        return any(all(each in self._gone for each in self._partners(place, tiers.partners)) for place in self._gone)
+
+    def _partners(self, place: int, count: int) -> list[int]:
+        """The next nodes around the ring of those that were there."""
+        around = ((place + ahead) % self._places for ahead in range(1, self._places))
+        there = (each for each in around if each in self._gone or each in self._nodes)
+        return list(itertools.islice(there, count))

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elastic_train.cli.main import app
+from tests.cli.command import elastic_train
+from tests.config.job_files import GOOD
+
+RUN = Path(__file__).parents[1] / "planner" / "simulation"
+TRACE = '{"at": 100, "kind": "kill-node"}\n{"at": 900, "kind": "hang"}\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give a cluster: --nodes, a job file, --like llama3, or --from JOB"),
+        (["--nodes", "0"], "--nodes=0: must be at least 1"),
+        (["--nodes", "4", "--spares", "-1"], "--spares=-1: must be at least 0"),
+        (["--nodes", "4", "--gpus-per-node", "0"], "--gpus-per-node=0: must be at least 1"),
+        (["--nodes", "4", "--runs", "0"], "--runs=0: must be at least 1"),
+        (["--nodes", "4", "--days", "-3"], "--days=-3: must be a number above 0"),
+        (["--nodes", "4", "--mtbf-hours", "0"], "--mtbf-hours=0: must be a number above 0"),
+        (["--nodes", "4", "--mtbf-hours", "nan"], "--mtbf-hours=nan: must be a number above 0"),
+        (["--nodes", "4", "--unit-nodes", "5"], "--unit-nodes=5: must be at most --nodes=4"),
+        (["--nodes", "4", "--failures", "gauss"], "--failures='gauss': must be exponential, weibull:SHAPE"),
+        (["--nodes", "4", "--failures", "weibull:0"], "--failures='weibull:0': must be exponential, weibull:SHAPE"),
+        (["--nodes", "4", "--failures", "bad.jsonl"], "bad.jsonl, line 2: kind='explode' is none of kill-trainer"),
+        (["--nodes", "4", "--failures", "none.jsonl"], "none.jsonl cannot be read"),
+        (["--nodes", "4", "--spot", "5"], "--spot='5' is no rate; write reclaims per node as 0.05/h"),
+        (["--nodes", "4", "--rack-nodes", "2"], "--rack-nodes and --rack-mtbf-hours belong together"),
+        (
+            ["--nodes", "4", "--checkpoint-every", "5s"],
+            "--checkpoint-every=5s: must be at least --checkpoint-takes=60s",
+        ),
+        (
+            ["--nodes", "4", "--checkpoint-stall", "61"],
+            "--checkpoint-stall=61s: must be at most --checkpoint-takes=60s",
+        ),
+        (["--nodes", "4", "--recovery", "magic"], "--recovery=magic: must be one of elastic, restart, both"),
+        (["--nodes", "4", "--best", "price"], "--best=price: must be one of interval, spares"),
+        (["--nodes", "4", "--step", "0s"], "'0s' is no duration"),
+        (["--like", "gpt5"], "--like=gpt5: must be llama3"),
+        (["--from", "nobody", "--days", "4"], "only --seed and --runs go with it"),
+        (["--nodes", "4", "--price", "-1"], "--price=-1: must be a number of at least 0"),
+        (["--nodes", "4", "--partners", "-1"], "--partners=-1: must be at least 0"),
+        (["--nodes", "4", "--checkpoint-stall", "nan"], "--checkpoint-stall=nan: must be at least 0"),
+        (["--from", "nobody"], "no job folder runs/nobody"),
+        (["--from", "./empty"], "the ledger has no job_started: nothing has run"),
+        (["--from", "nobody", "--nodes", "4"], "--from takes cluster, failures and costs from the run's logs"),
+        (["job.yaml", "--min-nodes", "2"], "--min-nodes: job.yaml says that itself, by parallel and hosts.min"),
+        (["none.yaml"], "none.yaml: no such file"),
+        (["job.yaml", "--gpus-per-node", "1", "--nodes", "1"], "job.yaml: 1 host cannot hold parallel.pp=2"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"at": 1, "kind": "hang"}\n{"at": 2, "kind": "explode"}\n')
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "ledger.jsonl").write_text("")
+    (tmp_path / "job.yaml").write_text(GOOD + "parallel: {pp: 2, dp_shard: auto}\nhosts: {min: 2, max: 4}\n")
+    done = CliRunner().invoke(app, ["simulate", *arguments], terminal_width=200)
+    assert done.exit_code == 2, done.stderr
+    assert sentence in " ".join(done.stderr.replace("│", " ").split())
+    assert done.stdout == ""
+
+
+def test_an_answer_as_json_as_a_table_and_as_a_page(tmp_path: Path) -> None:
+    question = ["simulate", "--nodes", "8", "--days", "3", "--mtbf-hours", "100", "--runs", "3", "--price", "2.5"]
+    done = elastic_train(*question, "--recovery", "both", "--json", "--html", "out/page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)["answers"]
+    assert list(answers) == ["elastic", "restart"]
+    figures = answers["elastic"]["figures"]
+    assert 80 < answers["restart"]["figures"]["ETTR %"]["mean"] < figures["ETTR %"]["mean"] < 100
+    assert figures["cost"]["mean"] == pytest.approx(2.5 * figures["host-hours"]["mean"])
+    assert sum(answers["elastic"]["percent_of_host_time"].values()) == pytest.approx(100)
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert "data:image/png;base64,iVBOR" in page and "restored from storage" in page
+    assert "http" not in page  # nothing is fetched
+    table = elastic_train(*question, cwd=tmp_path)
+    assert f"goodput %\t{figures['goodput %']['mean']}" in table.stdout
+
+
+def test_a_trace_a_job_file_and_the_best_interval(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    (tmp_path / "job.yaml").write_text(GOOD + "parallel: {pp: 2, dp_shard: auto}\nhosts: {min: 2, max: 8}\n")
+    arguments = ["job.yaml", "--gpus-per-node", "2", "--failures", "trace.jsonl", "--partners", "0", "--json"]
+    done = elastic_train("simulate", *arguments, "--best", "interval", "--plot", "picture.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["question"].startswith("4 nodes x 2 GPUs, 0 spare, 22.5 minutes; 2 failures of trace.jsonl; 1 run")
+    assert answer["answers"]["elastic"]["figures"]["restored from storage"]["mean"] == 1
+    assert answer["best"]["what"] == "interval"
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_a_run_again(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    for name in ("ledger.jsonl", "steps.jsonl"):
+        shutil.copy(RUN / name, folder)
+    done = elastic_train("simulate", "--from", "mine", "--runs", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "goodput measured 32.4 %, simulated" in done.stdout
+    assert "host time\tsimulated %\tmeasured %" in done.stdout
