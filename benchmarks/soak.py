@@ -1,6 +1,6 @@
 """Llama 3's 54 days of failures compressed a thousandfold against one job, and the same job left in peace.
 
-    python -m benchmarks.soak [--for 600] [--speed 1000] [--seed 1] [--json results.json]
+    python -m benchmarks.soak [--for 600] [--speed 1000] [--seed 1] [--json results.json] [--logs folder]
 
 The quickstart's model (5 M parameters) on sequences of 64 tokens, ``determinism: exact``, on four hosts of a local Ray
 cluster (a head, two worker nodes, real raylets) with an object storage (SeaweedFS). ``elastic-train chaos llama3``
@@ -143,6 +143,13 @@ def committed(job: Job, step: int) -> bool:
     return any(event["event"] == "checkpoint_committed" and event["step"] == step for event in events)
 
 
+def keep_logs(job: Job, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("ledger.jsonl", "steps.jsonl"):
+        lines = read_json_lines(job_store(job), name)
+        (folder / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
 def weights(job: Job, step: int, folder: Path) -> dict[str, bytes]:
     """The files of the exported float32 model: equal bytes are equal bits of every weight."""
     out = export_hf(job_store(job), step, Store.open(job.data.uri), folder / job.name)
@@ -183,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replace", type=float, default=2.0, help="seconds until a lost node is replaced")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--logs", type=Path, help="where ledger.jsonl and steps.jsonl of the struck job are kept")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, running_s3_server(memory="400MiB") as server:
         folder = Path(name)
@@ -196,6 +204,8 @@ def main() -> None:
             print(f"job: {outcome['state']} at step {outcome['step']}; nodes {dict(nodes)}", flush=True)
             calm = job_of(server, folder / "data", "calm", f"checkpoint.every_steps={outcome['step']}")
             in_peace(calm, outcome["step"], cluster)
+        if arguments.logs:
+            keep_logs(job, arguments.logs)
         results = report(job, calm, outcome, folder)
     print(json.dumps(results, indent=1, default=dict))
     if arguments.json:
