@@ -18,8 +18,8 @@ _LEAST_HEARTBEATS = 4
 def heartbeat_seconds(failure: FailureConfig, hosts: int) -> float:
     """Between two heartbeats of each of so many ``hosts``: longer than ``failure.heartbeat_seconds`` if these are many.
 
-    A lease is as long as ever, and no heartbeat is lost on a connection that lasts: silence is found out no later, a hang
-    by no more than what lies between two heartbeats.
+    A lease is as long as ever, and no heartbeat is lost on a connection that lasts: silence is found out no later, and
+    a hang by no more than what lies between two heartbeats.
     """
     longest = min(failure.lease_seconds, failure.hang_seconds) / _LEAST_HEARTBEATS
     return max(failure.heartbeat_seconds, min(hosts / _MOST_HEARTBEATS, longest))
