@@ -75,7 +75,7 @@ from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from elastic_train.controller.ray_internals import HostPolicy, Lost, count_seats, drain_node
 
-SEAT = {"CPU": 1}
+SEAT, PLACE = {"CPU": 1}, Path(sys.argv[2])
 
 @ray.remote(num_cpus=1)
 class Worker:
@@ -83,7 +83,7 @@ class Worker:
         return ray.get_runtime_context().get_node_id()
 
 def run_host():
-    Path(sys.argv[2]).write_text(ray.get_runtime_context().get_node_id())
+    PLACE.write_text(ray.get_runtime_context().get_node_id())
     time.sleep(600)
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
@@ -111,11 +111,11 @@ while decide().in_bundle and time.monotonic() < deadline:
     time.sleep(0.1)
 ray.get(decide().started, timeout=60)
 again = decide()
-while not Path(sys.argv[2]).exists():
+while not (PLACE.exists() and PLACE.read_text()) and time.monotonic() < deadline:
     time.sleep(0.05)
 for _ in range(3):
     assert decide() is again
-there = Path(sys.argv[2]).read_text()
+there = PLACE.read_text()
 found = {"elsewhere": there != node, "free": free, "then": count_seats(SEAT)}
 assert drain_node(next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU") and n["NodeID"]
                        not in (there, *placement_group_table(group)["bundles_to_node_id"].values())), 300.0, "") == ""
