@@ -324,13 +324,19 @@ def blocked() -> Iterator[list[float]]:
         ticker.cancel()
 
 
-def measure(folder: Path, count: int) -> dict[str, float]:
+def job_of(folder: Path, count: int, storage: str) -> Job:
     batch = max(64, count)
-    job = parse_job(JOB.format(data=folder / "data", storage=folder / str(count), hosts=count, batch=batch))
-    row = asyncio.run(Simulation(job).run(count))
-    beat = asyncio.run(heartbeat_cpu_seconds(job.model_copy(update={"name": "beats"})))
+    return parse_job(JOB.format(data=folder / "data", storage=folder / storage, hosts=count, batch=batch))
+
+
+def measure(folder: Path, count: int) -> dict[str, float]:
+    return asyncio.run(Simulation(job_of(folder, count, str(count))).run(count))
+
+
+def measure_heartbeats(folder: Path, count: int) -> dict[str, float]:
+    beat = asyncio.run(heartbeat_cpu_seconds(job_of(folder, count, f"beats-{count}")))
     rate = count / heartbeat_seconds(FailureConfig(), count)
-    return row | {"beat_us": 1e6 * beat, "beats_per_s": rate, "beats_cores": rate * beat}
+    return {"beat_us": 1e6 * beat, "beats_per_s": rate, "beats_cores": rate * beat}
 
 
 def make_data(folder: Path) -> None:
@@ -349,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_data(Path(folder))
         for count in options.hosts:
-            rows.append(measure(Path(folder), count))
+            rows.append(measure(Path(folder), count) | measure_heartbeats(Path(folder), count))
             print("  ".join(f"{key} {value:.4g}" for key, value in rows[-1].items()), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
