@@ -7,7 +7,8 @@ rank of the new layout which images it needs, ``blocked`` the longest that anybo
 meanwhile; ``return`` is what a coordinator that comes back takes to adopt a generation that has done a step without it,
 all of it on the event loop; ``plan`` is what a thread takes, once per generation, to spread the chunks
 over the ranks that upload them, and ``orders`` is all that the event loop does when a checkpoint is due. Sizes are
-those of the largest message.
+those of the largest message. ``beat_us`` is the CPU time that the coordinator needs for a heartbeat over a real link
+and its answer, ``beats_cores`` that for all that come in a second (``beats_per_s``) with the default settings.
 
     python benchmarks/control_plane.py [--hosts 100 1000 10000] [--json control_plane.json]
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -27,8 +29,10 @@ from typing import Any, cast
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.config.job import Job
 from elastic_train.config.load import parse_job
+from elastic_train.config.operation import FailureConfig
 from elastic_train.controller.checkpointer import Save
 from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.lease import heartbeat_seconds
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
 
@@ -77,6 +81,49 @@ def description(rank: int, world: int) -> str:
         for i in range(CHUNKS)
     ]
     return Description(tuple(chunks), 2048 * CHUNKS).to_json()
+
+
+BEATING = """
+import json, socket, sys
+address, token, count, rounds = json.loads(sys.argv[1])
+beat = {"type": "heartbeat", "sent": 123.456789, "generation": 1, "started_step": 17, "beats": 123456, "process": "S"}
+about = {"type": "join", "token": token, "address": "127.0.0.1", "bytes": ["127.0.0.1", 1], "pool": "", "images": []}
+links = [socket.create_connection(address) for _ in range(count)]
+lines = [link.makefile("rb") for link in links]
+for number, link in enumerate(links):
+    link.sendall(json.dumps(about | {"pid": number, "node": f"node-{number // 8}"}).encode() + b"\\n")
+for line in lines:
+    assert json.loads(line.readline())["type"] == "welcome"
+print("joined", flush=True)
+sys.stdin.readline()
+for _ in range(rounds):
+    for link in links:
+        link.sendall(json.dumps(beat).encode() + b"\\n")
+    for line in lines:
+        assert json.loads(line.readline())["type"] == "beat"
+print("answered", flush=True)
+sys.stdin.readline()
+"""
+"""Hosts of which only the connections are there."""
+
+
+async def heartbeat_cpu_seconds(job: Job, count: int = 500, rounds: int = 40) -> float:
+    """What the coordinator's process needs to hear a heartbeat over a real connection and to answer it."""
+    coordinator = Coordinator(job, "127.0.0.1", "token", lambda event: None, "beats")
+    order = json.dumps([await coordinator.start(), "token", count, rounds])
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    hosts = await asyncio.create_subprocess_exec(sys.executable, "-c", BEATING, order, **pipes)
+    assert hosts.stdin is not None
+    assert hosts.stdout is not None
+    assert await hosts.stdout.readline() == b"joined\n"
+    before = time.process_time()
+    hosts.stdin.write(b"\n")
+    assert await hosts.stdout.readline() == b"answered\n"
+    spent = time.process_time() - before
+    hosts.stdin.write(b"\n")
+    await hosts.wait()
+    await coordinator.close()
+    return spent / (count * rounds)
 
 
 class Simulation:
@@ -277,10 +324,19 @@ def blocked() -> Iterator[list[float]]:
         ticker.cancel()
 
 
-def measure(folder: Path, count: int) -> dict[str, float]:
+def job_of(folder: Path, count: int, storage: str) -> Job:
     batch = max(64, count)
-    job = parse_job(JOB.format(data=folder / "data", storage=folder / str(count), hosts=count, batch=batch))
-    return asyncio.run(Simulation(job).run(count))
+    return parse_job(JOB.format(data=folder / "data", storage=folder / storage, hosts=count, batch=batch))
+
+
+def measure(folder: Path, count: int) -> dict[str, float]:
+    return asyncio.run(Simulation(job_of(folder, count, str(count))).run(count))
+
+
+def measure_heartbeats(folder: Path, count: int) -> dict[str, float]:
+    beat = asyncio.run(heartbeat_cpu_seconds(job_of(folder, count, f"beats-{count}")))
+    rate = count / heartbeat_seconds(FailureConfig(), count)
+    return {"beat_us": 1e6 * beat, "beats_per_s": rate, "beats_cores": rate * beat}
 
 
 def make_data(folder: Path) -> None:
@@ -299,7 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_data(Path(folder))
         for count in options.hosts:
-            rows.append(measure(Path(folder), count))
+            rows.append(measure(Path(folder), count) | measure_heartbeats(Path(folder), count))
             print("  ".join(f"{key} {value:.4g}" for key, value in rows[-1].items()), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

@@ -31,6 +31,11 @@ class Machine:
         """From now on nothing comes or goes; neither side is told."""
         _ip("link", "set", self.link, "down")
 
+    def part_from(self, other: Machine) -> None:
+        """The two reach everybody but each other, and are told so when they try."""
+        for one, address in ((self, other.address), (other, self.address)):
+            _ip("-n", one.name, "route", "add", "unreachable", address)
+
     def reconnect(self) -> None:
         _ip("link", "set", self.link, "up")
 

@@ -113,7 +113,10 @@ class FailureConfig(Section):
     hang_seconds: Annotated[float, Field(gt=0)] = Field(
         default=60.0, description="a generation without progress for this long is formed anew"
     )
-    heartbeat_seconds: Annotated[float, Field(gt=0)] = Field(default=0.5, description="between two heartbeats")
+    heartbeat_seconds: Annotated[float, Field(gt=0)] = Field(
+        default=0.5,
+        description="between two heartbeats of a host; longer with more than 4000 of them a second in all",
+    )
     lease_seconds: Annotated[float, Field(gt=0)] = Field(
         default=10.0,
         description="a host not heard of for this long is lost; its trainer is killed shortly before",
@@ -125,6 +128,11 @@ class FailureConfig(Section):
         default=3,
         description="exceptions, crashes and out-of-memory kills of trainers in a row without a finished step before "
         "the job fails",
+    )
+    max_barren_generations: Annotated[int, Field(ge=1)] = Field(
+        default=12,
+        description="generations in a row that hang, lose a peer or a copy, or whose trainers just exit, without a "
+        "finished step before the job fails; all but the first are followed by a pause: 1, 2, 4, up to 60 s",
     )
     bad_step: Literal["roll_back", "skip", "end"] = Field(
         default="roll_back",

@@ -13,7 +13,7 @@ from elastic_train.controller.ending import Ending
 from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.growth import Growth
 from elastic_train.controller.members import Generation, HostRecord, Trouble
-from elastic_train.controller.returning import PastRun, Stories, Verdict, cause_of
+from elastic_train.controller.returning import Decision, PastRun, Stories, Verdict, cause_of
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.survey import Survey
 from elastic_train.controller.wire import Message
@@ -55,7 +55,6 @@ class ComingBack:
         run.log.go_on()
         if past.decisions and run.log.last_line.get("generation", 0) < past.decisions[-1].generation:
             run.log.roll_back(past.decisions[-1].step)  # that had not come to storage
-        self._bad_steps.resumed(run.log.last_line)
         run.members.count_from(run.folder.last_host())
         run.time.resumed(run.log.finished_step, 0)
         run.time.returned(run.folder.last_account())
@@ -112,6 +111,8 @@ class ComingBack:
         stories, now = self._stories, time.monotonic()
         if stories is None or self._run.state != State.RETURNING:
             return
+        if (newest := stories.decision) is not None and newest.generation not in self._run.layouts:
+            self._learn(newest)
         if self._survey is not None:
             if self._survey.over(now):
                 self._go_on_from_memory(stories, self._survey)
@@ -124,9 +125,23 @@ class ComingBack:
             for host in self._run.members.hosts.values():
                 self._survey.ask(host)
 
+    def _learn(self, decision: Decision) -> None:
+        """Hosts take part in a generation whose line of the journal had not come to storage.
+
+        Where it began tells what had been given up for it; the log may still have that, as the way back comes to
+        storage no sooner. Who comes back after us shall not depend on the hosts for it again.
+        """
+        run = self._run
+        run.inventory.give_up_after(decision.step)
+        run.open_generation(decision.generation, decision.layout)
+        run.decide(**decision.as_journaled())
+        if run.log.last_line.get("generation", 0) < decision.generation:
+            run.log.roll_back(decision.step)
+
     def _start(self) -> None:
         """The coordinator had died before there was a generation."""
         self._stories = None
+        self._bad_steps.resumed(self._run.log.last_line)
         self._run.state = State.STARTING
         if self._run.is_done:
             self._ending.end(State.FINISHED, f"step {self._run.log.finished_step} was already reached")
@@ -134,8 +149,7 @@ class ComingBack:
     def _know(self, stories: Stories) -> Generation | None:
         """The generation that the hosts have told of, with the steps of it that are not logged yet."""
         self._stories = self._survey = None
-        if (newest := stories.decision) is not None and newest.generation not in self._run.layouts:
-            self._run.open_generation(newest.generation, newest.layout)
+        self._bad_steps.resumed(self._run.log.last_line)
         return stories.rebuilt(self._run.log.finished_step)
 
     def _adopt(self, stories: Stories) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.controller.bad_steps import BadSteps
+from elastic_train.controller.barren import Barren
 from elastic_train.controller.coming_back import ComingBack
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.current_run import CurrentRun, Listener, State
@@ -36,6 +37,7 @@ from elastic_train.controller.growth import Growth
 from elastic_train.controller.hangs import hang
 from elastic_train.controller.host_server import HostServer
 from elastic_train.controller.job_folder import JobFolder, JobMismatch
+from elastic_train.controller.lease import heartbeat_seconds
 from elastic_train.controller.leaving import Leaving
 from elastic_train.controller.members import Generation, HostRecord, Trouble
 from elastic_train.controller.membership import Membership
@@ -112,7 +114,8 @@ class Coordinator:
         )
         self._leaving = Leaving(run, preemption, ending, forming.form, self.spawn)
         self._newcomers = Newcomers(run, forming, growth)
-        self._troubles = troubles = Troubles(run, setbacks, saving, forming, ending, self.spawn, self._fail)
+        barren = Barren(job.failure.max_barren_generations, run.record, forming.can_do_without)
+        self._troubles = troubles = Troubles(run, setbacks, barren, saving, forming, ending, self.spawn, self._fail)
         self._finished_steps = finished_steps = FinishedSteps(
             run, saving, growth, preemption, stragglers, bad_steps, setbacks, forming.form, ending.finish
         )
@@ -331,7 +334,8 @@ class Coordinator:
         # Everything else is the echo of a generation that is over.
 
     def _on_heartbeat(self, host: HostRecord, message: Message) -> None:
-        host.connection.send({"type": "beat", "sent": message["sent"]})
+        pause = heartbeat_seconds(self.job.failure, len(self.members.hosts))
+        host.connection.send({"type": "beat", "sent": message["sent"], "pause": pause})
         generation = self.generation
         if generation is None or message["generation"] != generation.number:
             return

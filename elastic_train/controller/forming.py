@@ -45,7 +45,9 @@ class Forming:
         self._finish, self._on_wait = finish, on_wait
         self._replanning = Replanning(run.job)
         self.resume_at = 0.0
-        """while waiting for storage: when it may be asked again, in seconds of a monotonic clock; else 0"""
+        """when a pause is over, in seconds of a monotonic clock; 0 without one"""
+        self.paused_for: str | None = None
+        """kind of the trouble that the pause is for"""
 
     def choice(self, hosts: list[HostRecord]) -> LayoutChoice | None:
         """The best layout on ``hosts``; None, and the run's ``message``, when they are too few."""
@@ -60,17 +62,28 @@ class Forming:
         run, saved = self._run, self._run.checkpointer
         return plan_restore(run.inventory, run.members.nodes(), saved.committed, saved.committed_generation)
 
+    def can_do_without(self, hosts: list[HostRecord]) -> bool:
+        """Whether there is a layout on the others."""
+        others = [host for host in self._run.members.usable() if not host.suspected and host not in hosts]
+        return self._replanning.choose(others) is not None
+
+    def catch_up(self) -> RestorePlan:
+        """Log what is whole everywhere, only its last message had not arrived; returns from where to go on."""
+        run = self._run
+        if run.generation is not None:
+            run.inventory.give_up_after(run.generation.newest_told)  # what nobody told of could not be logged
+        restore = self.restorable()
+        run.log.catch_up(run.generation, restore.step)
+        return restore
+
     def form(self, cause: Trouble) -> None:
         """Assign the next generation to the hosts that are there, or wait for more of them."""
         run = self._run
         if run.state.ending:
             return  # meanwhile
-        self.resume_at = 0.0
-        if run.generation is not None:
-            run.inventory.give_up_after(run.generation.newest_told)  # what nobody told of could not be logged
-        choice = self.choice(run.members.usable())
-        restore = self.restorable()
-        run.log.catch_up(run.generation, restore.step)
+        self.resume_at, self.paused_for = 0.0, None
+        usable, restore = run.members.usable(), self.catch_up()
+        choice = self.choice([host for host in usable if not host.suspected]) or self.choice(usable)
         if run.is_done and restore.step >= run.log.finished_step:
             self._finish(State.FINISHED, f"all {run.log.finished_step} steps are done")
             return
@@ -131,8 +144,12 @@ class Forming:
 
     def wait_for_storage(self, cause: Trouble, detail: str, seconds: float) -> None:
         """Nothing can be restored as storage does not answer, says ``detail``; it is asked again in ``seconds``."""
-        self.resume_at = time.monotonic() + seconds
-        self._run.message = f"storage does not answer, trying again in {seconds:.0f} s: {detail}"
+        self.pause(cause, f"storage does not answer, trying again in {seconds:.0f} s: {detail}", seconds, "storage")
+
+    def pause(self, cause: Trouble, message: str, seconds: float, paused_for: str) -> None:
+        """Form nothing for so many ``seconds``, although there are hosts; ``message`` tells people why."""
+        self.resume_at, self.paused_for = time.monotonic() + seconds, paused_for
+        self._run.message = message
         self._wait(cause)
 
     def _wait(self, cause: Trouble) -> None:

@@ -14,27 +14,31 @@ def hang(generation: Generation, now: float, seconds: float) -> Trouble | None:
     still = now - generation.last_progress
     if still <= seconds:
         return None
-    detail = f"no rank made progress for {still:.1f} s: {culprit(generation, now)}"
-    return Trouble("hang", detail, happened=generation.last_progress)
+    told, ranks = culprit(generation, now)
+    hosts = tuple(generation.members[rank] for rank in ranks)
+    detail = f"no rank made progress for {still:.1f} s: {told}"
+    return Trouble("hang", detail, happened=generation.last_progress, hosts=hosts)
 
 
-def culprit(generation: Generation, now: float) -> str:
-    """A sentence that names the rank, or says that none stands out. ``now`` in seconds since the epoch."""
+def culprit(generation: Generation, now: float) -> tuple[str, list[int]]:
+    """A sentence that names the ranks, and these; or says that none stands out. ``now`` in seconds since the epoch."""
     stopped = [rank for rank, member in enumerate(generation.members) if member.process in _STOPPED and member.process]
     if stopped:
-        return "; ".join(f"{_named(generation, rank)}: its process is stopped" for rank in stopped)
+        return "; ".join(f"{_named(generation, rank)}: its process is stopped" for rank in stopped), stopped
     if (late := _late(generation)) is not None:
         rank, ahead = late
         member = generation.members[rank]
         since = now - max(member.beats_since, generation.formed)
-        return (
+        told = (
             f"{_named(generation, rank)} has not entered the collective its peers wait in: step {member.started_step}, "
             f"beat {member.beats} for {since:.1f} s, a peer is at step {ahead.started_step}, beat {ahead.beats}"
         )
+        return told, [rank]
     blocked = [rank for rank, member in enumerate(generation.members) if member.process == _BLOCKED]
     if blocked:
-        return "; ".join(f"{_named(generation, rank)}: its process is blocked in the kernel" for rank in blocked)
-    return "no rank is behind the others"
+        named = (f"{_named(generation, rank)}: its process is blocked in the kernel" for rank in blocked)
+        return "; ".join(named), blocked
+    return "no rank is behind the others", []
 
 
 def _named(generation: Generation, rank: int) -> str:

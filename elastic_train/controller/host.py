@@ -90,6 +90,8 @@ class Host:
         patience = self._job.failure.coordinator_seconds
         self._link = CoordinatorLink(settings.coordinator, find_coordinator or (lambda: settings.coordinator), patience)
         self._coordinator: Connection | None = None
+        self._heartbeat_seconds = self._job.failure.heartbeat_seconds
+        """longer when the coordinator has very many hosts to answer"""
         self._gone_since: float | None = None
         """when the coordinator that had taken us was last there, while it is not (seconds of the loop's clock)"""
         self._notice: tuple[float, str] | None = None
@@ -219,7 +221,7 @@ class Host:
         assert self._coordinator is not None
         orders: dict[str, Callable[[Message], None]] = {
             "welcome": self._do_welcome,
-            "beat": lambda message: self._lease.answered(message["sent"]),
+            "beat": self._do_beat,
             "assign": self._do_assign,
             "release": self._do_release,
             "finished": self._do_finished,
@@ -243,16 +245,16 @@ class Host:
 
     async def _heartbeat(self) -> None:
         """While there is a connection; without one it is nobody's lease that the trainer runs on."""
-        loop, seconds = asyncio.get_running_loop(), self._job.failure.heartbeat_seconds
+        loop = asyncio.get_running_loop()
         while True:
             assert self._coordinator is not None
-            pause = seconds
+            pause = self._heartbeat_seconds
             if not self._coordinator.closed:
                 if self._lease_is_over():
                     self._give_up_lease()
                 else:
                     self._beat(loop.time())
-                    pause = min(seconds, max(0.0, self._lease.left(loop.time())))
+                    pause = min(pause, max(0.0, self._lease.left(loop.time())))
             await asyncio.sleep(pause)
 
     def _beat(self, now: float) -> None:
@@ -295,6 +297,10 @@ class Host:
     def _do_welcome(self, message: Message) -> None:
         self._job_folder, self._number = message["job_folder"], message["host"]
         self._gone_since = None
+
+    def _do_beat(self, message: Message) -> None:
+        self._lease.answered(message["sent"])
+        self._heartbeat_seconds = message["pause"]
 
     def _do_assign(self, message: Message) -> None:
         self._kill_trainer()

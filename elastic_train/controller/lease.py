@@ -9,6 +9,22 @@ _MOST_SPARE = 0.25
 """of the lease, whatever the heartbeats"""
 
 
+_MOST_HEARTBEATS = 4000.0
+"""per second, of all hosts together: one process answers them"""
+_LEAST_HEARTBEATS = 4
+"""in the time after which silence, or no progress, means something"""
+
+
+def heartbeat_seconds(failure: FailureConfig, hosts: int) -> float:
+    """Between two heartbeats of each of so many ``hosts``: longer than ``failure.heartbeat_seconds`` if these are many.
+
+    A lease is as long as ever, and no heartbeat is lost on a connection that lasts: silence is found out no later, and
+    a hang by no more than what lies between two heartbeats.
+    """
+    longest = min(failure.lease_seconds, failure.hang_seconds) / _LEAST_HEARTBEATS
+    return max(failure.heartbeat_seconds, min(hosts / _MOST_HEARTBEATS, longest))
+
+
 class Lease:
     """Granted by the answer to a heartbeat, from the moment at which that heartbeat was *sent*.
 

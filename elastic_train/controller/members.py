@@ -45,10 +45,12 @@ class HostRecord:
     process: str = ""
     """state of its trainer's process, as in /proc"""
     slow: bool = False
-    """was replaced as a straggler: a member only when there are too few others"""
+    """was replaced as a straggler"""
     left_out: str = ""
     """why it takes no part until ``left_out_until``"""
     left_out_until: float = 0.0
+    suspected_until: float = 0.0
+    """generations came to nothing, and it was named most often"""
 
     @property
     def usable(self) -> bool:
@@ -59,6 +61,15 @@ class HostRecord:
     def full(self) -> bool:
         """Its node has no room for its snapshots."""
         return self.ready and not self.leaving and not self.usable
+
+    @property
+    def suspected(self) -> bool:
+        return time.time() < self.suspected_until
+
+    @property
+    def doubtful(self) -> bool:
+        """A member only when there are too few others."""
+        return self.slow or self.suspected
 
     def last_word(self, lease_seconds: float) -> float | None:
         """When it was last heard, if that is a lease ago; None: its connection was closed, which is told at once."""
@@ -93,6 +104,8 @@ class Trouble:
     """when it failed, where that was long before it was seen: the last sign of life"""
     ends: bool = False
     """the job must not go on after it"""
+    hosts: tuple[HostRecord, ...] = ()
+    """whom it names"""
 
     # An echo (a peer's connection error, the failed copy to a dead partner) must not hide the cause that arrives later.
     _ECHOES = ("peer", "copy_failed", "trainer_exited")

@@ -26,7 +26,8 @@ class Newcomers:
         elif run.state == State.WAITING:
             self._go_on()
         elif run.state == State.RUNNING and run.generation is not None:
-            settled = [host for host in run.members.usable() if self._settled(run.generation, host) and not host.slow]
+            hosts = (host for host in run.members.usable() if not host.doubtful)
+            settled = [host for host in hosts if self._settled(run.generation, host)]
             self._growth.consider(self._forming.choice(settled), run.log.finished_step)
 
     def _start(self) -> None:
@@ -46,8 +47,9 @@ class Newcomers:
         self._enough_since = self._enough_since or now
         if not self._more_may_come(hosts, now - self._enough_since):
             self._enough_since = None
-            again = forming.resume_at > 0
-            forming.form(Trouble("storage", "asking again") if again else Trouble("growth", "enough hosts are back"))
+            paused_for = forming.paused_for
+            back = Trouble("growth", "enough hosts are back")
+            forming.form(back if paused_for is None else Trouble(paused_for, "trying again"))
 
     def _more_may_come(self, hosts: list[HostRecord], waited: float) -> bool:
         """Hosts have just come, and with what they have in memory the job would be set back: others may have it."""

@@ -178,11 +178,13 @@ class HostPolicy(ScalingPolicy):
         group = worker_group_state.placement_group_handle.placement_group
         indices = (worker_group_state.workers[rank].placement_group_bundle_index for rank in lost)
         bundles = {index for index in indices if index is not None}  # Ray Train places every worker in a bundle
-        for bundle in bundles:
+        ending = _on_draining_nodes(group, bundles) if bundles else set()
+        for bundle in bundles - ending:
             self._ask(bundle, group)
-        for seat in range(len(statuses), self._maximum):
+        for seat in (*ending, *range(len(statuses), self._maximum)):
             self._ask(seat, None)
-        self._reseat(group, bundles)
+        self._leave(ending)
+        self._reseat(group, bundles - ending)
         return NoopDecision()
 
     def _forget_ended(self) -> None:
@@ -213,6 +215,12 @@ class HostPolicy(ScalingPolicy):
         started, ended = actor.started.remote(), actor.run.remote(self._run_host)
         self._joiners[seat] = _Joiner(actor, started, ended, group is not None, now)
 
+    def _leave(self, ending: set[int]) -> None:
+        """Ask elsewhere for what waits in a bundle whose node is being drained: nothing starts there any more."""
+        for seat in ending:
+            if (joiner := self._joiners.get(seat)) is not None and joiner.in_bundle and not _is_done(joiner.started):
+                self._ask_again(seat, None)
+
     def _reseat(self, group: Any, bundles: set[int]) -> None:
         """Move replacements that wait in the wrong place.
 
@@ -241,6 +249,12 @@ class HostPolicy(ScalingPolicy):
 def _is_placed(group: Any) -> bool:
     """Whether every bundle of the placement group is on a living node."""
     return bool(placement_group_table(group)["state"] == "CREATED")
+
+
+def _on_draining_nodes(group: Any, bundles: set[int]) -> set[int]:
+    """Those of the ``bundles`` whose node Ray is told will be taken away."""
+    nodes, draining = placement_group_table(group)["bundles_to_node_id"], draining_nodes()
+    return {bundle for bundle in bundles if nodes[bundle] in draining}
 
 
 def _is_done(ref: Any) -> bool:
@@ -287,10 +301,11 @@ def head_nodes() -> set[str]:
 
 
 def count_seats(seat: dict[str, float]) -> int:
-    """How many hosts with resources ``seat`` the living nodes have free at this moment."""
+    """How many hosts with resources ``seat`` the nodes that stay have free at this moment."""
     from ray._private.state import available_resources_per_node
 
-    free = available_resources_per_node().values()
+    draining = draining_nodes()
+    free = [resources for node, resources in available_resources_per_node().items() if node not in draining]
     return sum(int(min(node.get(name, 0.0) // amount for name, amount in seat.items() if amount)) for node in free)
 
 

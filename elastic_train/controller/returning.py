@@ -39,6 +39,11 @@ class Decision:
     reason: str
     cost: float
 
+    def as_journaled(self) -> dict[str, Any]:
+        """The fields of its line, but the time."""
+        told = {"generation": self.generation, "layout": self.layout.as_dict(), "step": self.step}
+        return told | {"cause": self.cause, "reason": self.reason, "cost": self.cost}
+
     def choice(self, job: Job) -> LayoutChoice:
         """As the planner had made it; only hosts may know of the decision, and these know nothing of its cost."""
         cost = self.cost or CostModel(job).step(self.layout).total

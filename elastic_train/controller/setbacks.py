@@ -27,13 +27,14 @@ def how_it_ended(host: HostRecord, message: Message) -> Trouble:
         return Trouble("out_of_memory", f"{said}, {message['out_of_memory']}")
     if message["cause"] == "SIGKILL":
         return Trouble("trainer_killed", said)
-    return Trouble("trainer_crashed" if message["cause"].startswith("SIG") else "trainer_exited", said)
+    kind = "trainer_crashed" if message["cause"].startswith("SIG") else "trainer_exited"
+    return Trouble(kind, said, hosts=(host,))
 
 
 def what_it_said(host: HostRecord, message: Message) -> Trouble:
     """The error that a trainer has told of before it ended."""
     detail = f"rank {message['rank']}, step {message['step']}, {host.label}: {message['error']}"
-    return Trouble(message["kind"], detail, traceback=message["traceback"])
+    return Trouble(message["kind"], detail, traceback=message["traceback"], hosts=(host,))
 
 
 class Pause:

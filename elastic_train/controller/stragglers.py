@@ -115,7 +115,7 @@ class Stragglers:
 
     def _found(self, generation: Generation, step: int, rank: int, factor: float) -> Trouble | None:
         host, layout = generation.members[rank], generation.layout
-        others = [other for other in self._usable() if not other.slow and other is not host]
+        others = [other for other in self._usable() if not other.doubtful and other is not host]
         replaced = self._failure.straggler == "replace" and self._fill(others, layout)
         if rank in self._named and not replaced:
             return None
@@ -128,10 +128,12 @@ class Stragglers:
         return Trouble("straggler", detail) if replaced else None
 
     def candidates(self, layout: Layout) -> list[HostRecord]:
-        """Who may be a member: slow hosts only if ``layout`` cannot do without them."""
+        """Who may be a member: slow hosts only if ``layout`` cannot do without them, suspects only if not even then."""
         usable = self._usable()
-        fast = [host for host in usable if not host.slow]
-        return fast if len(fast) < len(usable) and self._fill(fast, layout) else usable
+        trusted = [host for host in usable if not host.suspected]
+        fast = [host for host in trusted if not host.slow]
+        fewer = (hosts for hosts in (fast, trusted) if len(hosts) < len(usable) and self._fill(hosts, layout))
+        return next(fewer, usable)
 
     def _fill(self, hosts: list[HostRecord], layout: Layout) -> bool:
         return len(order_members(hosts, layout.world_size, layout.tp, self._spread)) == layout.world_size

@@ -59,7 +59,7 @@ class TrainerMessages:
         elif kind == "copy_refused":
             self._on_refused_copy(generation, message)
         elif kind == "copy_failed":
-            self._trouble(generation, Trouble("copy_failed", f"rank {rank}: {message['error']}"))
+            self._trouble(generation, _failed_copy(host, generation, message))
 
     def _on_phase(self, generation: Generation, name: str, seconds: float = 0.0) -> None:
         begins = generation.formation.did(name, time.time(), seconds)
@@ -94,3 +94,10 @@ class TrainerMessages:
         """Forget an image that could not be restored."""
         source = generation.restore.snapshots if generation.restore is not None else None
         return source is not None and self._run.inventory.drop(source.generation, rank, source.step, node)
+
+
+def _failed_copy(host: HostRecord, generation: Generation, message: Message) -> Trouble:
+    """Either end may be why."""
+    rank, node = message["rank"], message["node"]
+    partners = (partner for partner in generation.partners[rank] if partner.node == node)
+    return Trouble("copy_failed", f"rank {rank}: {message['error']}", hosts=(host, *partners))

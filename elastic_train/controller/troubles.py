@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from elastic_train.checkpoint.errors import CheckpointError, Fenced
+from elastic_train.controller.barren import Barren
 from elastic_train.controller.current_run import CurrentRun, State
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.forming import Forming
@@ -36,13 +37,14 @@ class Troubles:
         self,
         run: CurrentRun,
         setbacks: Setbacks,
+        barren: Barren,
         saving: Saving,
         forming: Forming,
         ending: Ending,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        self._run, self._setbacks, self._saving = run, setbacks, saving
+        self._run, self._setbacks, self._barren, self._saving = run, setbacks, barren, saving
         self._forming, self._ending, self._spawn, self._fail = forming, ending, spawn, fail
         self._planned: Generation | None = None
         """the one that is being replaced"""
@@ -101,6 +103,19 @@ class Troubles:
             self._spawn(self._refuse_checkpoint(cause))
         elif cause.kind == "storage":
             self._wait_for_storage(cause, cause.detail)
+        else:
+            self._form_anew(generation, cause)
+
+    def _form_anew(self, generation: Generation, cause: Trouble) -> None:
+        """At once, unless that has come to nothing several times in a row."""
+        run, barren = self._run, self._barren
+        if run.log.finished_step <= generation.start_step:
+            self._forming.catch_up()  # a step of which only the last news is missing counts
+        seconds = barren.ended(generation, run.log.finished_step, cause)
+        if (reason := barren.reason_to_end(cause)) is not None:
+            self._ending.finish(State.FAILED, reason)
+        elif seconds > 0:
+            self._forming.pause(cause, barren.describe(cause, seconds), seconds, cause.kind)
         else:
             self._forming.form(cause)
 

@@ -11,24 +11,24 @@ import pytest
 
 from elastic_train.checkpoint.description import Description
 from elastic_train.config.job import Job
-from elastic_train.config.layout import Layout
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.current_run import State
-from elastic_train.controller.job_folder import JobFolder
+from elastic_train.controller.job_folder import JobFolder, job_store
 from elastic_train.controller.resumption import open_data
-from elastic_train.controller.wire import Connection, Message
+from elastic_train.controller.wire import Message
+from elastic_train.storage.json_lines import read_json_lines
+from tests.controller.scripted_host import DP2, TOKEN, ScriptedHost
 from tests.jobs import make_job
 
-TOKEN = "token"
-DP2 = Layout(dp_shard=2).as_dict()
 
-
-def leave_journal(job: Job) -> None:
-    """Of a coordinator of run "us" that has formed generation 1 and died."""
+def leave_journal(job: Job, steps: int = 0) -> None:
+    """Of a coordinator of run "us" that has formed generation 1, which has finished some ``steps``, and died."""
     folder = JobFolder(job)
     folder.open(open_data(job).digest)
     folder.decide(claim=0, run="us")
     folder.decide(claim=0, generation=1, layout=DP2, step=0, cause="start", reason="why", cost=4.0)
+    for step in range(1, steps + 1):
+        folder.steps.append({"step": step, "loss": 3.0, "grad_norm": 1.0, "seconds": 1.0, "generation": 1})
     folder.close()
 
 
@@ -45,51 +45,14 @@ def stepped(rank: int, step: int) -> Message:
     return told | {"own_seconds": 0.5, "cpu_wait_seconds": 0.1, "slots": [0, 8], "batch": f"{step:016x}"}
 
 
-class ScriptedHost:
-    """Speaks a host's protocol; has no trainer and no images."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-
-    async def come_back(self, address: tuple[str, int], **told: Any) -> None:
-        """``told``: what its story says of its trainer."""
-        self._connection = Connection(*await asyncio.open_connection(*address))
-        about = {"node": "ab"[self._rank], "address": "127.0.0.1", "bytes": ["127.0.0.1", 1], "pool": "", "images": []}
-        self.tell("join", token=TOKEN, pid=self._rank + 1, host=self._rank + 1, **about)
-        running = not told.get("last_words")
-        part = {"generation": 1, "rank": self._rank, "layout": DP2, "start_step": 0, "running": running}
-        known = {"description": None, "last_words": [], "steps": [], "finished_step": 0, "trainer_pid": None}
-        self.tell("story", part=part, **known | told)
-        self.tell("ready", preload_seconds=0.0)
-
-    def tell(self, kind: str, **fields: Any) -> None:
-        self.say({"type": kind, **fields})
-
-    def say(self, message: Message) -> None:
-        self._connection.send(message)
-
-    async def hear(self, kind: str) -> Message:
-        """The next message of that kind."""
-        while (message := await self._connection.receive()) is not None and message["type"] != "stop":
-            if message["type"] == kind:
-                return message
-        raise AssertionError(f"the coordinator said {message} and no {kind!r}")
-
-    async def survey(self) -> None:
-        await self.hear("survey")
-        self.tell("surveyed")
-        await self.hear("tell_pool")
-        self.tell("pool", images=[], descriptions=[])
-
-    def leave(self) -> None:
-        self._connection.close()
-
-
 Look = Callable[[Coordinator, list[ScriptedHost]], Awaitable[None]]
 
 
-def after_return(job: Job, stories: list[dict[str, Any]], look: Look) -> Coordinator:
-    """A coordinator comes back, and hosts tell their ``stories``; ``look``, and the end of that."""
+def after_return(job: Job, stories: list[dict[str, Any]], look: Look, logged: int = 0) -> Coordinator:
+    """A coordinator comes back, and hosts tell their ``stories``; ``look``, and the end of that.
+
+    ``logged``: how many steps of generation 1 storage knows of.
+    """
 
     async def play() -> Coordinator:
         coordinator = Coordinator(job, "127.0.0.1", TOKEN, lambda event: None, "us")
@@ -106,7 +69,7 @@ def after_return(job: Job, stories: list[dict[str, Any]], look: Look) -> Coordin
             await coordinator.close()
         return coordinator
 
-    leave_journal(job)
+    leave_journal(job, logged)
     return asyncio.run(play())
 
 
@@ -170,9 +133,7 @@ def test_a_generation_is_adopted_before_its_first_step_is_whole(corpus: Path, tm
         for host in hosts:
             assert (await host.hear("finished"))["step"] == 1
         coordinator.stop("enough seen")
-        for host in hosts:
-            await host.hear("release")
-            host.leave()  # so that there is nothing to save
+        await leave(coordinator, hosts)
 
     told = {"description": Description((), 0).to_json()}
     stories = [told | {"steps": [{"message": stepped(rank, 1), "held": {}}]} for rank in (0, 1)]
@@ -181,12 +142,71 @@ def test_a_generation_is_adopted_before_its_first_step_is_whole(corpus: Path, tm
     assert coordinator.log.finished_step == 1
 
 
-def test_steps_that_were_left_out_meanwhile_count_as_such(corpus: Path, tmp_path: Path) -> None:
-    async def leave(coordinator: Coordinator, hosts: list[ScriptedHost]) -> None:
-        for host in hosts:
-            await host.hear("release")
-            host.leave()
+async def leave(coordinator: Coordinator, hosts: list[ScriptedHost]) -> None:
+    for host in hosts:
+        await host.hear("release")
+        host.leave()  # so that there is nothing to save
 
+
+def part_of_second(rank: int, **more: Any) -> dict[str, Any]:
+    """Generation 2 has gone back from step 8 to 4; storage knows neither of the one nor of the other."""
+    part = {"generation": 2, "rank": rank, "layout": DP2, "start_step": 4, "running": True}
+    return {"part": part, "description": Description((), 0).to_json()} | more
+
+
+def lines(job: Job, name: str) -> list[dict[str, Any]]:
+    return read_json_lines(job_store(job), f"{name}.jsonl")
+
+
+def test_steps_that_the_generation_before_had_lost_are_no_part_of_the_one_that_is_adopted(
+    corpus: Path, tmp_path: Path
+) -> None:
+    async def go_on(coordinator: Coordinator, hosts: list[ScriptedHost]) -> None:
+        for host in hosts:
+            assert (await host.hear("adopted"))["step"] == 5
+        for rank, host in enumerate(hosts):
+            host.tell("held", generation=2, rank=rank, step=6, node="ba"[rank], image=f"r{rank}")
+        for host in hosts:
+            assert (await host.hear("finished"))["step"] == 6
+        coordinator.stop("enough seen")
+        await leave(coordinator, hosts)
+
+    said = [[{"message": stepped(rank, step), "held": {}} for step in (5, 6)] for rank in (0, 1)]
+    stories = [part_of_second(rank, steps=said[rank], finished_step=5) for rank in (0, 1)]
+    job = small_job(corpus, tmp_path)
+    assert after_return(job, stories, go_on, logged=8).state == State.KILLED
+    logged = [(line["step"], line["generation"]) for line in lines(job, "steps")]
+    assert logged == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2)]
+    back = [(line["from_step"], line["to_step"]) for line in lines(job, "ledger") if line["event"] == "rolled_back"]
+    assert back == [(8, 4)]
+    told = [(line["generation"], line["step"]) for line in lines(job, "journal") if "generation" in line]
+    assert told == [(1, 0), (2, 4)]  # the next coordinator finds it
+
+
+def test_images_that_the_generation_before_had_lost_are_of_no_use_to_the_next_one(corpus: Path, tmp_path: Path) -> None:
+    """A node has come back with them while nobody was there to refuse it."""
+
+    async def survey(coordinator: Coordinator, hosts: list[ScriptedHost]) -> None:
+        for rank, host in enumerate(hosts):
+            await host.hear("survey")
+            host.tell("surveyed")
+            await host.hear("tell_pool")
+            images = [{"generation": 1, "rank": rank, "step": step, "image": f"i{step}"} for step in (4, 8)]
+            about = {"generation": 1, "rank": rank, "description": Description((), 0).to_json()}
+            host.tell("pool", images=images, descriptions=[about])
+        for host in hosts:
+            assigned = await host.hear("assign")
+            assert (assigned["generation"], assigned["start_step"]) == (3, 4)
+        coordinator.stop("enough seen")
+        await leave(coordinator, hosts)
+
+    stories = [part_of_second(rank, finished_step=4) for rank in (0, 1)]
+    job = small_job(corpus, tmp_path)
+    assert after_return(job, stories, survey, logged=8).state == State.KILLED
+    assert [line["step"] for line in lines(job, "steps")] == [1, 2, 3, 4]
+
+
+def test_steps_that_were_left_out_meanwhile_count_as_such(corpus: Path, tmp_path: Path) -> None:
     bad = {"skipped": "loss is nan", "seconds": 0.25}
     steps = [[stepped(rank, 1) | bad, stepped(rank, 2)] for rank in (0, 1)]
     stories = [{"steps": [{"message": said, "held": {}} for said in of_rank]} for of_rank in steps]

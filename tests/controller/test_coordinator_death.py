@@ -183,3 +183,29 @@ def test_lines_that_had_not_come_to_object_storage_are_told_by_the_hosts(
         adopted = events(run, "generation_adopted")
         assert [event["generation"] for event in adopted] == [1]
         assert adopted[0]["step"] - adopted[0]["steps"] <= done < adopted[0]["step"]
+
+
+def test_a_roll_back_that_had_not_come_to_storage(corpus: Path, long_reference: Lines, tmp_path: Path) -> None:
+    """The logs are put back to what object storage would hold: that of the seconds before."""
+    fixed = ("snapshot.partners=0", "checkpoint.every_steps=30")
+    with ApartJob(make_job(corpus, tmp_path, "back", *LONG, *fixed)) as run:
+        run.start_hosts("ab")
+        run.wait(lambda status: status["step"] >= 48 and bool(events(run, "checkpoint_committed")))
+        stop_process(run.trainer_pids()[0])
+        old = {name: (tmp_path / "back" / name).read_bytes() for name in ("steps.jsonl", "journal.jsonl")}
+        run.kill_host("b1")
+        run.wait(lambda status: status["generation"] == 2 and status["step"] > 30)
+        stop_process(trainer := run.trainer_pids()[0])
+        again = step_of(run)
+        assert 30 < again < len(old["steps.jsonl"].splitlines())
+        run.kill_coordinator()
+        for name, content in old.items():
+            (tmp_path / "back" / name).write_bytes(content)
+        run.start_coordinator()
+        run.wait(lambda status: status["state"] == "running")
+        assert run.status()["step"] <= again + 1
+        continue_process(trainer)
+        assert run.finish()["state"] == "finished"
+        assert_same_curve(run.lines("steps"), long_reference)
+        assert [line["generation"] for line in run.lines("steps")] == [1] * 30 + [2] * 30
+        assert [event["generation"] for event in events(run, "generation_adopted")] == [2]

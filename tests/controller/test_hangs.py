@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from elastic_train.config.layout import Layout
-from elastic_train.controller.hangs import culprit
+from elastic_train.controller.hangs import culprit, hang
 from elastic_train.controller.members import Generation, Trouble
 from elastic_train.controller.process_control import process_state
 from tests.cgroups import cgroup
@@ -26,8 +26,12 @@ def generation(layout: Layout, *places: tuple[int, int, str]) -> Generation:
 
 
 def test_who_is_stopped_is_named_before_who_is_late() -> None:
-    text = culprit(generation(Layout(dp_shard=3), (5, 40, "S"), (5, 44, "T"), (5, 44, "S")), 20.0)
-    assert text == "rank 1 on host 2 (node b, pid 1002): its process is stopped"
+    stopped = generation(Layout(dp_shard=3), (5, 40, "S"), (5, 44, "T"), (5, 44, "S"))
+    assert culprit(stopped, 20.0) == ("rank 1 on host 2 (node b, pid 1002): its process is stopped", [1])
+    stopped.last_progress = 15.0
+    trouble = hang(stopped, 20.0, 4.0)
+    assert trouble is not None and trouble.hosts == (stopped.members[1],)
+    assert "for 5.0 s: rank 1 on host 2" in trouble.detail
 
 
 def test_who_is_late_is_named_with_where_it_stands() -> None:
@@ -35,22 +39,23 @@ def test_who_is_late_is_named_with_where_it_stands() -> None:
     late.members[2].beats_since = 17.0
     assert culprit(late, 20.0) == (
         "rank 2 on host 3 (node c, pid 1003) has not entered the collective its peers wait in: "
-        "step 5, beat 40 for 3.0 s, a peer is at step 5, beat 44"
+        "step 5, beat 40 for 3.0 s, a peer is at step 5, beat 44",
+        [2],
     )
-    assert "rank 0 " in culprit(generation(Layout(dp_shard=2), (4, 50, "S"), (5, 44, "S")), 20.0)
+    assert culprit(generation(Layout(dp_shard=2), (4, 50, "S"), (5, 44, "S")), 20.0)[1] == [0]
 
 
 def test_stages_have_different_blocks_and_are_not_compared_by_beats() -> None:
     layout = Layout(pp=2, dp_shard=2)
-    assert "rank 3 " in culprit(generation(layout, (5, 90, "S"), (5, 90, "S"), (5, 44, "S"), (5, 42, "S")), 20.0)
+    assert culprit(generation(layout, (5, 90, "S"), (5, 90, "S"), (5, 44, "S"), (5, 42, "S")), 20.0)[1] == [3]
     even = generation(layout, (5, 90, "S"), (5, 90, "S"), (5, 44, "S"), (5, 44, "S"))
-    assert culprit(even, 20.0) == "no rank is behind the others"
-    assert "rank 1 " in culprit(generation(Layout(pp=2), (5, 44, "S"), (4, 90, "S")), 20.0)
+    assert culprit(even, 20.0) == ("no rank is behind the others", [])
+    assert culprit(generation(Layout(pp=2), (5, 44, "S"), (4, 90, "S")), 20.0)[1] == [1]
 
 
 def test_who_is_blocked_is_named_when_nobody_is_late() -> None:
-    text = culprit(generation(Layout(dp_shard=2), (5, 44, "S"), (5, 44, "D")), 20.0)
-    assert text == "rank 1 on host 2 (node b, pid 1002): its process is blocked in the kernel"
+    blocked = generation(Layout(dp_shard=2), (5, 44, "S"), (5, 44, "D"))
+    assert culprit(blocked, 20.0) == ("rank 1 on host 2 (node b, pid 1002): its process is blocked in the kernel", [1])
 
 
 def test_state_of_a_process() -> None:

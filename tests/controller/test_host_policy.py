@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +62,74 @@ def test_no_wish_is_made_for_seats_that_are_free_and_none_is_removed_while_it_is
     with program(POLICY, ray_cluster.address, str(ROUNDS)) as asked:
         found = json.loads(asked.hear())
     assert found == {"at once": 4, "groups made": 0, "freed meanwhile": [4] * ROUNDS, "seats": 4}
+
+
+DRAINED = """
+import json, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+import ray
+from ray.train.v2._internal.execution.worker_group import WorkerStatus
+from ray.train.v2.api.config import ScalingConfig
+from ray.util import placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from elastic_train.controller.ray_internals import HostPolicy, Lost, count_seats, drain_node
+
+SEAT, PLACE = {"CPU": 1}, Path(sys.argv[2])
+
+@ray.remote(num_cpus=1)
+class Worker:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+def run_host():
+    PLACE.write_text(ray.get_runtime_context().get_node_id())
+    time.sleep(600)
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+group = placement_group([SEAT] * 2, strategy="STRICT_SPREAD")
+in_bundle = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=1)
+worker = Worker.options(scheduling_strategy=in_bundle).remote()
+node = ray.get(worker.node.remote())
+assert node == placement_group_table(group)["bundles_to_node_id"][1]
+
+policy = HostPolicy(ScalingConfig(num_workers=2, resources_per_worker=SEAT), 1, 2, 0.0, run_host, id)
+workers = [SimpleNamespace(placement_group_bundle_index=index) for index in (0, 1)]
+state = SimpleNamespace(workers=workers, placement_group_handle=SimpleNamespace(placement_group=group))
+
+def decide():
+    statuses = {0: WorkerStatus(running=True), 1: WorkerStatus(running=False, return_value=Lost())}
+    policy.make_decision_for_running_worker_group(state, SimpleNamespace(worker_statuses=statuses))
+    return policy._joiners[1]
+
+assert decide().in_bundle  # and waits there, as the worker has not gone
+free = count_seats(SEAT)
+assert drain_node(node, 300.0, "test") == ""
+ray.kill(worker)
+deadline = time.monotonic() + 60
+while decide().in_bundle and time.monotonic() < deadline:
+    time.sleep(0.1)
+ray.get(decide().started, timeout=60)
+again = decide()
+while not (PLACE.exists() and PLACE.read_text()) and time.monotonic() < deadline:
+    time.sleep(0.05)
+for _ in range(3):
+    assert decide() is again
+there = PLACE.read_text()
+found = {"elsewhere": there != node, "free": free, "then": count_seats(SEAT)}
+assert drain_node(next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU") and n["NodeID"]
+                       not in (there, *placement_group_table(group)["bundles_to_node_id"].values())), 300.0, "") == ""
+print(json.dumps(found | {"when that is drained too": count_seats(SEAT)}))
+"""
+
+
+def test_a_host_is_not_asked_for_on_a_node_that_is_being_drained(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    """Not until the node is dead, but now: there are free seats on others."""
+    refill(ray_cluster, nodes=4, cpus=1)
+    try:
+        with program(DRAINED, ray_cluster.address, str(tmp_path / "node")) as asked:
+            found = json.loads(asked.hear())
+    finally:
+        for node in ray_cluster.nodes[1:]:  # nobody else is to be placed on them
+            ray_cluster.kill_node(node)
+    assert found == {"elsewhere": True, "free": 2, "then": 1, "when that is drained too": 0}

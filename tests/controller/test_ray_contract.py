@@ -22,7 +22,7 @@ from elastic_train.controller.ray_versions import TESTED_RAY_VERSIONS
 try:
     from ray._private import auto_init_hook
     from ray._private import worker as ray_worker
-    from ray._private.state import available_resources_per_node
+    from ray._private.state import GlobalState, available_resources_per_node
     from ray.runtime_context import RuntimeContext
     from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
     from ray.train.v2._internal import constants
@@ -194,7 +194,6 @@ def test_end_of_controller_needs_no_request_for_resources() -> None:
 
 def test_nodes_can_be_drained_and_the_head_be_told_from_the_others() -> None:
     from ray._common.constants import HEAD_NODE_RESOURCE_NAME
-    from ray._private.state import GlobalState
     from ray._raylet import InnerGcsClient
     from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
@@ -222,6 +221,7 @@ def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_names_from_ray_core() -> None:
     assert callable(available_resources_per_node), HINT
     assert list(inspect.signature(placement_group_table).parameters) == ["placement_group"], HINT
+    assert '"bundles_to_node_id"' in inspect.getsource(GlobalState._gen_placement_group_info), HINT
     assert {"bundles", "strategy", "lifetime"} <= set(parameters(placement_group)), HINT
     expect(inspect.signature(placement_group).parameters["lifetime"].default, None)
     assert "current_actor" in dir(RuntimeContext), HINT

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -109,6 +110,17 @@ def test_policies(policy: Any, spares: int) -> None:
     expected: list[HostRecord] = [there[0], there[2]] if replaced else there
     assert stragglers.candidates(Layout(dp_shard=2)) == expected
     assert stragglers.candidates(Layout(dp_shard=3)) == there  # nobody can be spared
+
+
+def test_suspects_are_taken_after_slow_hosts_and_both_before_nobody() -> None:
+    there = hosts("abcd")
+    stragglers = Stragglers(FailureConfig(), 1, lambda: there, Told().record)
+    there[0].suspected_until, there[1].slow = time.time() + 600, True
+    assert stragglers.candidates(Layout(dp_shard=2)) == [there[2], there[3]]
+    assert stragglers.candidates(Layout(dp_shard=3)) == [there[1], there[2], there[3]]
+    assert stragglers.candidates(Layout(dp_shard=4)) == there
+    there[0].suspected_until = time.time() - 1
+    assert stragglers.candidates(Layout(dp_shard=3)) == [there[0], there[2], there[3]]
 
 
 def test_a_straggler_is_named_once_and_replaced_when_a_spare_comes() -> None:
