@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import Shard
 from elastic_train.data.scan import PartDigest, judged
-from elastic_train.data.shards import Stretch, write_shard
+from elastic_train.data.shards import NOTHING, Stretch, write_shard
 from elastic_train.data.tokenizer import encode_conversations, encode_documents, for_offsets, parse_tokenizer
 from elastic_train.storage.store import Store
 
@@ -86,9 +86,8 @@ class EncodeTask:
             tokenizer = for_offsets(self.tokenizer)
             yield from encode_conversations(tokenizer, texts, iter(spans.popleft, None), self.tokenizer.eos_id)
             return
-        nothing = np.zeros(0, np.uint8)
         for ids, size in encode_documents(parse_tokenizer(self.tokenizer), texts, self.tokenizer.eos_id):
-            yield ids, size, nothing
+            yield ids, size, NOTHING
 
     def _texts(self, order: dict[str, Any], digest: PartDigest, spans: deque[Spans]) -> Iterator[tuple[str, int]]:
         duplicates = set(order["duplicates"])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from elastic_train.storage.store import Store
 
 COLUMN, COUNTS, ENDS = "tokens", "counts", "ends"
+NOTHING = np.zeros(0, np.uint8)
 
 
 class Stretch(NamedTuple):
@@ -33,7 +34,7 @@ class Stretch(NamedTuple):
 
     tokens: np.ndarray[Any, Any]
     ends: Sequence[int]
-    counts: np.ndarray[Any, Any] | None = None
+    counts: np.ndarray[Any, Any] = NOTHING
 
 
 def write_shard(

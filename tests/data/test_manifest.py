@@ -155,7 +155,7 @@ def test_a_damaged_line_is_named_when_its_shard_is_needed(
         (b"\n ]\n}\n", b"\n ]\n", "it has no lines of shards, or not all of them"),
         (b'"dtype": "uint16"', b'"dtype": "int8"', "dtype: Input should be 'uint16' or 'uint32'"),
         (b'"format_version": 3', b'"format_version": 4', "format_version: Input should be 1, 2 or 3"),
-        (b'"inputs": {}', b'"inputs": {', "expected "),
+        (b'"inputs": {}', b'"inputs": {', "key must be a string at line 17 column 13"),
     ],
 )
 def test_a_damaged_head_is_refused_at_once(lines: list[bytes], old: bytes, new: bytes, message: str) -> None:

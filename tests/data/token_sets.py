@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from elastic_train.data.manifest import Manifest, Shard, Tokenizer
-from elastic_train.data.shards import Stretch, write_shard
+from elastic_train.data.shards import NOTHING, Stretch, write_shard
 from elastic_train.storage.store import Store
 
 NONE = "0" * 64
@@ -34,7 +34,7 @@ def make(
     shards: list[Shard] = []
     for number, size in enumerate(sizes):
         start = sum(sizes[:number])
-        part = None if counts is None else counts[start : start + size]
+        part = NOTHING if counts is None else counts[start : start + size]
         whole = Stretch(flat[start : start + size], [size] if ends is None else ends[number], part)
         shards.append(write_shard(store, f"shard-{number}", [whole], dtype, batch_tokens, counts is not None))
     manifest = Manifest(
