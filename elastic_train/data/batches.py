@@ -63,7 +63,7 @@ class StepBatches:
         """by slot: the last step of which it is read ahead"""
         self._dataset = dataset
         self._order = order
-        self._ids_of = lru_cache(self.slots * (prefetch_steps + 1))(self._ids_in)  # asked for ahead, and when used
+        self._ids_of = lru_cache(2 * self.slots * (prefetch_steps + 1))(self._ids_in)  # ahead, and when used
 
     def sample_ids(self, step: int) -> list[int]:
         """The step's sample ids in slot order: slot ``j`` is ``[j * micro_batch, (j + 1) * micro_batch)``."""
