@@ -29,6 +29,7 @@ class TokenReader:
         self._cache = None if _is_local(store) else cache
         self._ends = manifest.shard_ends()
         self._memory = memory
+        self._load = self._read_batch  # one object: what is in memory is known by it
 
     def read(self, start: int, tokens: np.ndarray[Any, Any], counts: np.ndarray[Any, Any] | None = None) -> None:
         """Fills ``tokens``, and ``counts`` of a labelled data set, both [n], with those at ``[start, start + n)``.
@@ -65,7 +66,7 @@ class TokenReader:
             start, count = start + length, count - length
             number += start == self._ends[number]
 
-    def _load(self, key: Key) -> Batch:
+    def _read_batch(self, key: Key) -> Batch:
         number, batch = key
         shard, manifest = self._manifest.shards[number], self._manifest
         fetch = partial(fetch_batch, self._store, shard, batch)

@@ -6,12 +6,15 @@ import hashlib
 import io
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
+from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import File, Shard
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 COLUMN, COUNTS, ENDS = "tokens", "counts", "ends"
 NOTHING = np.zeros(0, np.uint8)
+BLOCK = 8 * 2**20
 
 
 class Stretch(NamedTuple):
@@ -42,7 +46,9 @@ def write_shard(
 ) -> Shard:
     """Writes a shard to ``path``, the ends of its documents beside it, and describes both.
 
-    Goes out as it comes: about a batch of ``batch_tokens`` is held. ``dtype``: uint16 or uint32.
+    Of what comes only about a batch of ``batch_tokens`` is held in memory, the shard in a temporary file: so it is
+    written in one go, however long it takes to come. ``dtype``: uint16 or uint32. Raises :class:`DataError` where there
+    is no room for the temporary file.
     """
     kinds = [(COLUMN, np.dtype(dtype))] + [(COUNTS, np.dtype(np.uint8))] * labelled
     schema = pa.schema([(name, pa.from_numpy_dtype(kind)) for name, kind in kinds])
@@ -56,7 +62,11 @@ def write_shard(
             tokens += len(stretch.tokens)
             yield stretch
 
-    store.write(path, file.pieces(schema, _record_batches(schema, noted(), batch_tokens)))
+    with TemporaryFile() as held:
+        for piece in file.pieces(schema, _record_batches(schema, noted(), batch_tokens)):
+            _hold(held, piece)
+        held.seek(0)
+        store.write(path, iter(partial(held.read, BLOCK), b""), size_hint=file.size)
     return Shard(
         path=path,
         tokens=tokens,
@@ -67,6 +77,17 @@ def write_shard(
         checksums=tuple(file.checksums),
         ends=_write_ends(store, f"{path.removesuffix('.arrow')}.ends.arrow", np.array(ends, np.uint64)),
     )
+
+
+def _hold(file: IO[bytes], piece: bytes) -> None:
+    try:
+        file.write(piece)
+        file.flush()
+    except OSError as error:
+        raise DataError(
+            f"a shard of {file.tell()} bytes or more cannot be held in {gettempdir()} ({error.strerror}); "
+            "set TMPDIR to a folder with more room"
+        ) from None
 
 
 def store_file(store: Store, path: str, data: bytes) -> File:

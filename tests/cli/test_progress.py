@@ -86,7 +86,7 @@ def test_prepare_shows_bytes_per_second_and_time_left_and_only_on_a_terminal(tmp
     whole = sum(len(text) for text in texts) / 1e6
     for phase in ("read", "encode"):
         bars = [line for line in re.split(r"[\r\n]+", ESCAPE.sub("", seen)) if line.startswith(phase)]
-        assert any(re.search(r"[\d.]+ [kM]B/s \d+:\d\d:\d\d", bar) for bar in bars), bars
+        assert any(re.search(r"[\d.]+ [kM]B/s +\d+:\d\d:\d\d", bar) for bar in bars), bars
         assert f"{whole:.1f}/{whole:.1f} MB" in bars[-1]
     piped = elastic_train(*words, "two", cwd=tmp_path)
     assert (piped.returncode, piped.stderr) == (0, "")
