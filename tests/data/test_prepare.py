@@ -226,6 +226,7 @@ def test_the_first_look_keeps_no_text_but_the_sample(tmp_path: Path, monkeypatch
 def test_the_second_look_holds_no_shard_of_a_compressed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_train.data.streams.BLOCK", 2**16)
     monkeypatch.setattr("elastic_train.data.tokenizer.ENCODE_BATCH_CHARACTERS", 2**14)
+    monkeypatch.setattr("elastic_train.data.shards.BLOCK", 2**16)
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as packed:
         packed.writelines(json.dumps({"text": f"{number} " + "one two three " * 100}) + "\n" for number in range(2000))
     corpus = open_corpus(str(tmp_path / "a.jsonl.gz"))
