@@ -212,7 +212,7 @@ def opening(folder: Path) -> Figures:
     figures: Figures = {}
     for shards in (10, 100, 1000, 10_000):
         many = manifest.model_copy(
-            update={"shards": manifest.shards * shards, "tokens": manifest.tokens * shards, "documents": shards}
+            update={"shards": tuple(manifest.shards) * shards, "tokens": manifest.tokens * shards, "documents": shards}
         )
         (folder / "manifest.json").write_bytes(many.to_bytes())
         opened, took = [], []
