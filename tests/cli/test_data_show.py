@@ -41,7 +41,7 @@ def test_inspect_counts_samples_of_each_packing(data: Path) -> None:
         seen = told("inspect", data, "--sequence-length", 32, "--packing", packing)
         samples = len(TokenDataset.open(str(data), 32, packing=packing, tails=tails))  # type: ignore[arg-type]
         assert f"samples:    {samples} of 32 tokens" in seen
-    assert seen.count("shard:  ") == 1 and "documents:  3" in seen and "format 2" in seen
+    assert seen.count("shard:  ") == 1 and "documents:  3" in seen and "format 3" in seen
 
 
 def test_show_prints_the_documents_of_a_sample(data: Path) -> None:
