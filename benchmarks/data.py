@@ -3,7 +3,8 @@
     python -m benchmarks.data [--json data.json]
 
 ``rate``: samples of the quickstart's shape, in the order of training, from local files. ``remote``: one epoch from a
-local S3 server (SeaweedFS) with an empty cache, against a loop of plain ranged GETs of the same batches, in turn.
+local S3 server (SeaweedFS) with an empty cache, against loops of plain boto3 GETs of the same byte ranges, which throw
+away what they get: one at a time, and as many as a data set has under way when it reads ahead.
 ``resume``: a new order over a billion samples, asked for the ids of one step at a random place. ``open``: data sets of
 10 to 10,000 shards, opened and asked for a sample.
 """
@@ -18,14 +19,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
+
 from elastic_train.config.operation import StorageConfig
 from elastic_train.config.training import TrainingConfig
+from elastic_train.data.batch_memory import THREADS
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.cache import BatchCache
 from elastic_train.data.dataset import TokenDataset
@@ -41,6 +46,7 @@ MODEL_TOKENS = 4000
 """Tokens per second of the quickstart's model on this machine."""
 BATCH_TOKENS = 2**18
 """Of a batch, as ``data prepare`` makes them."""
+PLAIN, PLAIN_THREADS = "plain ranged GETs", f"plain ranged GETs, {THREADS} at a time"
 Figures = dict[str, Any]
 
 
@@ -91,8 +97,7 @@ def credentials(server: S3Server) -> Iterator[None]:
 
 def remote(folder: Path, rounds: int) -> Figures:
     """64 MB in 4 shards, sequences of 2,048 tokens; ratios are medians of the rounds' ratios."""
-    took: dict[str, list[float]] = {}
-    cpu: dict[str, list[float]] = {}
+    took: dict[str, list[tuple[float, float, float]]] = {}
     with running_s3_server() as server, credentials(server):
         uri = f"s3://{server.create_bucket('data')}/set"
         storage = StorageConfig(endpoint_url=server.endpoint_url)
@@ -100,28 +105,63 @@ def remote(folder: Path, rounds: int) -> Figures:
         manifest, _ = make(store, [2**23] * 4, BATCH_TOKENS)
         ranges = [(shard.path, offset, size) for shard in manifest.shards for offset, size in shard.batches]
         Random(1).shuffle(ranges)
-        client = server.client()
         for number in range(rounds):
-            rows: dict[str, Callable[[], Any]] = {
-                "plain ranged GETs": lambda: [_get(client, *each) for each in ranges],
-                "checked and kept in the cache": partial(_keep, store, manifest, BatchCache(folder / f"{number}-kept")),
-            }
-            for depth in (0, 2, 8):
-                for name in ("first epoch", "second epoch"):
-                    cache = folder / f"{number}-{depth}"
-                    rows[f"{name}, {depth} steps ahead"] = partial(_open_and_read, uri, storage, cache, depth)
-            for name, work in rows.items():
-                before = time.process_time()
-                took.setdefault(name, []).append(seconds(work))
-                cpu.setdefault(name, []).append(time.process_time() - before)
-    megabytes = sum(size for _, _, size in ranges) / 1e6
+            for name, work in _rows(uri, storage, store, manifest, ranges, server, folder / f"{number}").items():
+                took.setdefault(name, []).append(_costs(work, server.pid))
+    return _compared(took, sum(size for _, _, size in ranges) / 1e6)
+
+
+def _rows(
+    uri: str,
+    storage: StorageConfig,
+    store: Store,
+    manifest: Manifest,
+    ranges: list[tuple[str, int, int]],
+    server: S3Server,
+    folder: Path,
+) -> dict[str, Callable[[], Any]]:
+    """What is measured, in turn. All of it fetches the same ranges once, but for the second epochs."""
+    client = server.client()
+
+    def plain(at_a_time: int) -> None:
+        with ThreadPoolExecutor(at_a_time) as pool:
+            for _ in pool.map(lambda each: _get(client, *each), ranges):
+                pass
+
+    rows: dict[str, Callable[[], Any]] = {
+        PLAIN: lambda: [_get(client, *each) for each in ranges],
+        PLAIN_THREADS: partial(plain, THREADS),
+        "checked and kept in the cache": partial(_keep, store, manifest, BatchCache(folder / "kept")),
+    }
+    for depth in (0, 2, 8):
+        for name in ("first epoch", "second epoch"):
+            rows[f"{name}, {depth} steps ahead"] = partial(_open_and_read, uri, storage, folder / f"{depth}", depth)
+    return rows
+
+
+def _costs(work: Callable[[], Any], server: int) -> tuple[float, float, float]:
+    """Seconds of ``work``, CPU seconds of this process, and of the server."""
+    before, theirs = time.process_time(), _cpu_seconds(server)
+    took = seconds(work)
+    return took, time.process_time() - before, _cpu_seconds(server) - theirs
+
+
+def _cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _compared(took: dict[str, list[tuple[float, float, float]]], megabytes: float) -> Figures:
+    def ratio(name: str, plain: str) -> float:
+        return round(statistics.median(p[0] / t[0] for p, t in zip(took[plain], took[name], strict=True)), 2)
+
     return {
         name: {
-            "MB/s": round(megabytes / statistics.median(times), 1),
-            "CPU s": round(statistics.median(cpu[name]), 2),
-            "of plain": round(
-                statistics.median(p / t for p, t in zip(took["plain ranged GETs"], times, strict=True)), 2
-            ),
+            "MB/s": round(megabytes / statistics.median(each[0] for each in times), 1),
+            "CPU s": round(statistics.median(each[1] for each in times), 2),
+            "server CPU s": round(statistics.median(each[2] for each in times), 2),
+            "of plain": ratio(name, PLAIN),
+            f"of plain, {THREADS} at a time": ratio(name, PLAIN_THREADS),
         }
         for name, times in took.items()
     }
@@ -136,7 +176,8 @@ def _keep(store: Store, manifest: Manifest, cache: BatchCache) -> None:
 
 
 def _open_and_read(uri: str, storage: StorageConfig, cache: Path, depth: int) -> None:
-    epoch(TokenDataset.open(uri, 2048, storage, cache), 8, depth)
+    """As a job reads that masks no documents, which is the default."""
+    epoch(TokenDataset.open(uri, 2048, storage, cache, numbers_documents=False), 8, depth)
 
 
 def _get(client: Any, path: str, offset: int, size: int) -> bytes:
@@ -166,23 +207,26 @@ def _ids(weights: list[tuple[int, list[float]]], sizes: list[int], cursor: int) 
 
 
 def opening(folder: Path) -> Figures:
-    """Seconds to open a data set and to read a sample of it; every shard has 2^22 tokens in 16 batches."""
+    """CPU seconds to open a data set, milliseconds to read a sample; every shard has 2^22 tokens in 16 batches."""
     manifest, _ = make(str(folder), [2**22], BATCH_TOKENS)
     figures: Figures = {}
     for shards in (10, 100, 1000, 10_000):
         many = manifest.model_copy(
-            update={"shards": manifest.shards * shards, "tokens": manifest.tokens * shards, "documents": shards}
+            update={"shards": tuple(manifest.shards) * shards, "tokens": manifest.tokens * shards, "documents": shards}
         )
         (folder / "manifest.json").write_bytes(many.to_bytes())
-        opened: list[TokenDataset] = []
-        took = seconds(lambda opened=opened: opened.append(TokenDataset.open(str(folder), 2048)))
+        opened, took = [], []
+        for _ in range(7):
+            started = time.process_time()
+            opened.append(TokenDataset.open(str(folder), 2048, cache_dir=folder / "cache"))
+            took.append(time.process_time() - started)
         sample = statistics.median(
-            seconds(lambda opened=opened, index=index: opened[0].sample(index))
+            seconds(lambda dataset=opened[0], index=index: dataset.sample(index))
             for index in Random(1).sample(range(len(opened[0])), 100)
         )
         figures[f"{shards:,} shards"] = {
             "manifest MB": round(len(many.to_bytes()) / 1e6, 1),
-            "open s": round(took, 3),
+            "open CPU s": round(min(took), 4),
             "sample ms": round(sample * 1000, 3),
         }
     return figures

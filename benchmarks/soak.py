@@ -31,10 +31,10 @@ from elastic_train.config.load import load_job
 from elastic_train.controller.job_folder import job_store
 from elastic_train.controller.local_cluster import LocalCluster, LocalNode
 from elastic_train.controller.time_account import account_of_runs
-from elastic_train.data.audit import audit_samples
+from elastic_train.data.audit import audit_steps
 from elastic_train.data.corpus import open_corpus
-from elastic_train.data.manifest import read_manifest
 from elastic_train.data.prepare import prepare
+from elastic_train.data.sources import open_training
 from elastic_train.storage.json_lines import read_json_lines
 from elastic_train.storage.store import Store
 from tests.ray_job import RayJob
@@ -161,7 +161,7 @@ def report(job: Job, calm: Job, outcome: dict[str, Any], folder: Path) -> dict[s
     store, step = job_store(job), outcome["step"]
     lines, ledger = (read_json_lines(store, f"{name}.jsonl") for name in ("steps", "ledger"))
     calm_lines = read_json_lines(job_store(calm), "steps.jsonl")[:step]
-    manifest, _ = read_manifest(Store.open(job.data.uri))
+    data = open_training(job)
     formed = [event for event in ledger if event["event"] == "generation_formed" and event["cause"] != "start"]
     account = account_of_runs(ledger)
     assert account is not None
@@ -173,7 +173,7 @@ def report(job: Job, calm: Job, outcome: dict[str, Any], folder: Path) -> dict[s
         "seconds": account["seconds"],
         "step": step,
         "steps_once_in_order": [line["step"] for line in lines] == list(range(1, step + 1)),
-        "sample_problems": audit_samples(lines, (manifest.tokens - 1) // job.data.sequence_length),
+        "sample_problems": audit_steps(lines, data.batches, [("", len(data.datasets[0]))]).problems,
         "chaos": Counter(event["kind"] for event in ledger if event["event"] == "chaos"),
         "causes": Counter(event["cause"] for event in formed),
         "recovery_seconds": sorted(round(event["recovery_seconds"], 2) for event in formed),

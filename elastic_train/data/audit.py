@@ -93,27 +93,6 @@ class Epochs:
         self.problems.append(Problem(kind, f"{self._where}epoch {epoch}: {message}"))
 
 
-def audit_samples(lines: Iterable[dict[str, Any]], num_samples: int) -> list[Problem]:
-    """Problems in the ``samples`` of ``steps.jsonl`` lines of one data set, [] when there are none.
-
-    A step that was rolled back and done again counts once: its last line does.
-    """
-    steps = {line["step"]: line for line in lines}
-    problems: list[Problem] = []
-    epochs = Epochs(num_samples)
-    for step in range(1, max(steps, default=0) + 1):
-        if step not in steps:
-            problems.append(Problem("gap", f"step {step} is missing"))
-        elif "samples" not in steps[step]:
-            problems.append(Problem("gap", f"step {step} has no samples; they are logged with log.samples: true"))
-        for sample in steps.get(step, {}).get("samples", ()):
-            epochs.use(sample)
-    if not problems:  # else epochs cannot be told apart: the trace has holes
-        epochs.end()
-        problems = epochs.problems
-    return problems
-
-
 def audit_steps(
     lines: Iterable[dict[str, Any]],
     batches: StepBatches,

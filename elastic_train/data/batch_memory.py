@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class BatchMemory:
         self._limit = limit
         self._used: OrderedDict[_Place, Batch] = OrderedDict()
         self._pinned: dict[_Place, Batch] = {}
-        self._uses: Counter[_Place] = Counter()
+        self._uses: dict[_Place, int] = {}
         """how often what was read ahead will still be used"""
         self._used_bytes = self._pinned_bytes = 0
         self._largest = self._being_read = 0
@@ -83,7 +83,7 @@ class BatchMemory:
         """Have the batch read in the background, unless it is there, or on its way; it will be used once more."""
         place = (load, key)
         with self._lock:
-            self._uses[place] += 1
+            self._uses[place] = self._uses.get(place, 0) + 1
             if place in self._used:
                 batch = self._used.pop(place)
                 self._used_bytes -= batch.nbytes
@@ -103,10 +103,11 @@ class BatchMemory:
     def _take(self, place: _Place) -> Batch | None:
         """The batch, if it is there, which is used once by that."""
         batch = self._held(place)
-        if self._uses[place] > 1:
-            self._uses[place] -= 1
-        else:
-            self._uses.pop(place, None)
+        uses = self._uses.get(place, 0)
+        if uses > 1:
+            self._uses[place] = uses - 1
+        elif uses:
+            del self._uses[place]
             if place in self._pinned:
                 released = self._pinned.pop(place)
                 self._pinned_bytes -= released.nbytes

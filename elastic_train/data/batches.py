@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from elastic_train.data.errors import DataError
@@ -62,6 +63,7 @@ class StepBatches:
         """by slot: the last step of which it is read ahead"""
         self._dataset = dataset
         self._order = order
+        self._ids_of = lru_cache(2 * self.slots * (prefetch_steps + 1))(self._ids_in)  # ahead, and when used
 
     def sample_ids(self, step: int) -> list[int]:
         """The step's sample ids in slot order: slot ``j`` is ``[j * micro_batch, (j + 1) * micro_batch)``."""
@@ -85,7 +87,7 @@ class StepBatches:
                 self._dataset.prefetch(index)
         self._planned[slot] = last
 
-    def _ids_of(self, step: int, slot: int) -> list[int]:
+    def _ids_in(self, step: int, slot: int) -> list[int]:
         return self._ids(step, range(slot * self.micro_batch, (slot + 1) * self.micro_batch))
 
     def _ids(self, step: int, places: range) -> list[int]:

@@ -49,7 +49,7 @@ class TokenDataset:
         self.digest = digest
         self.cutting = cutting
         self._samples = samples_of(store, manifest, digest, cutting, cache, on_progress)
-        self._ends = DocumentEnds(store, manifest) if cutting.packing == "stream" and numbers_documents else None
+        self._ends = DocumentEnds(store, manifest, cache) if cutting.packing == "stream" and numbers_documents else None
         self._reader = TokenReader(store, manifest, cache, memory)
 
     @classmethod

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import Shard
 from elastic_train.data.scan import PartDigest, judged
-from elastic_train.data.shards import write_shard
+from elastic_train.data.shards import NOTHING, Stretch, write_shard
 from elastic_train.data.tokenizer import encode_conversations, encode_documents, for_offsets, parse_tokenizer
 from elastic_train.storage.store import Store
 
@@ -50,10 +52,11 @@ class EncodeTask:
         """
         store, digest = Store.open(self.out, self.storage), PartDigest(self.parts[order["part"]])
         shards: list[Shard] = []
-        for tokens, ends, counts in self._shards(order, digest, advance):
-            number = f"-{len(shards)}" if shards else ""
-            path = f"{self.folder}/shard-{order['part']:05d}{number}.arrow"
-            shards.append(write_shard(store, path, tokens, ends, self.batch_tokens, counts))
+        for number, stretches in groupby(self._stretches(order, digest, advance), itemgetter(0)):
+            path = f"{self.folder}/shard-{order['part']:05d}{f'-{number}' if number else ''}.arrow"
+            taken = (stretch for _, stretch in stretches)
+            labelled = self.corpus.chat is not None
+            shards.append(write_shard(store, path, taken, self.dtype, self.batch_tokens, labelled))
         if digest.hex() != order["sha256"]:
             names = sorted({piece.file.uri for piece in self.parts[order["part"]]})
             raise DataError(
@@ -61,21 +64,20 @@ class EncodeTask:
             )
         return _SHARDS.dump_json(tuple(shards))
 
-    def _shards(self, order: dict[str, Any], digest: PartDigest, advance: Callable[[int], None]) -> Iterator[Columns]:
-        """Columns of the part's shards, cut at exactly ``shard_tokens``."""
-        held = _Held(self.dtype, self.corpus.chat is not None)
+    def _stretches(
+        self, order: dict[str, Any], digest: PartDigest, advance: Callable[[int], None]
+    ) -> Iterator[tuple[int, Stretch]]:
+        """(number of the shard in the part, documents or parts of one): shards are cut at exactly ``shard_tokens``."""
+        tokens = 0
         for ids, size, counts in self._encoded(order, digest):
             advance(size)
-            begin = 0
-            while held.tokens + len(ids) - begin >= self.shard_tokens:
-                room = self.shard_tokens - held.tokens
-                held.add(ids[begin : begin + room], counts[begin : begin + room], ended=begin + room == len(ids))
-                begin += room
-                yield held.take()
-            if begin < len(ids):
-                held.add(ids[begin:], counts[begin:], ended=True)
-        if held.tokens:
-            yield held.take()
+            document, begin = np.array(ids, self.dtype), 0
+            while begin < len(document):
+                shard, place = divmod(tokens, self.shard_tokens)
+                end = min(begin + self.shard_tokens - place, len(document))
+                ends = (end - begin,) if end == len(document) else ()
+                yield shard, Stretch(document[begin:end], ends, counts[begin:end])
+                tokens, begin = tokens + end - begin, end
 
     def _encoded(self, order: dict[str, Any], digest: PartDigest) -> Iterator[tuple[list[int], int, Counts]]:
         spans: deque[Spans] = deque()  # of what was taken and is not yet encoded
@@ -84,9 +86,8 @@ class EncodeTask:
             tokenizer = for_offsets(self.tokenizer)
             yield from encode_conversations(tokenizer, texts, iter(spans.popleft, None), self.tokenizer.eos_id)
             return
-        nothing = np.zeros(0, np.uint8)
         for ids, size in encode_documents(parse_tokenizer(self.tokenizer), texts, self.tokenizer.eos_id):
-            yield ids, size, nothing
+            yield ids, size, NOTHING
 
     def _texts(self, order: dict[str, Any], digest: PartDigest, spans: deque[Spans]) -> Iterator[tuple[str, int]]:
         duplicates = set(order["duplicates"])
@@ -95,35 +96,6 @@ class EncodeTask:
             if not document.kind and number not in duplicates and document.found.text is not None:
                 spans.append(document.found.spans)
                 yield document.found.text, len(document.data)
-
-
-Columns = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "Counts | None"]
-
-
-@dataclass(slots=True)
-class _Held:
-    """The shard that is being filled."""
-
-    dtype: Literal["uint16", "uint32"]
-    labelled: bool
-    tokens: int = 0
-    ids: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    counts: list[Counts] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-
-    def add(self, ids: list[int], counts: Counts, ended: bool) -> None:
-        self.ids.append(np.array(ids, self.dtype))
-        self.counts.append(counts)
-        self.tokens += len(ids)
-        if ended:
-            self.ends.append(self.tokens)
-
-    def take(self) -> Columns:
-        """(tokens, ends, counts) of the shard; the next one is empty."""
-        counts = np.concatenate(self.counts) if self.labelled else None
-        columns = np.concatenate(self.ids), np.array(self.ends, np.uint64), counts
-        self.tokens, self.ids, self.counts, self.ends = 0, [], [], []
-        return columns
 
 
 def read_shards(data: bytes) -> tuple[Shard, ...]:

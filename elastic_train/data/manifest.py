@@ -1,12 +1,29 @@
-"""``manifest.json`` of a prepared data set: what the token shards hold and how to check it."""
+"""``manifest.json`` of a prepared data set: what the token shards hold and how to check it.
+
+In format 3 each shard is a line of the file, behind the rest, which has the number of tokens of every shard. So opening
+a data set parses no shard: each line is looked at when something of its shard is needed.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import from_json
 
 from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import NotFound
@@ -17,8 +34,14 @@ if TYPE_CHECKING:
     from elastic_train.storage.store import Store
 
 MANIFEST = "manifest.json"
+FORMAT_3 = b'{\n "format_version": 3,\n'
+SHARDS, END = b',\n "shards": [\n', b"\n ]\n}\n"
+"""Between the head and the lines of shards, and behind them. Nothing in the head can look like it: no string of JSON
+has a line break in it, and what is nested has more space in front.
+"""
 Count = Annotated[int, Field(ge=0)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_SHARD_TOKENS: TypeAdapter[list[int]] = TypeAdapter(list[Annotated[int, Field(ge=1)]])
 
 
 class Record(BaseModel):
@@ -72,24 +95,67 @@ class Skipped(Record):
     reason: str
 
 
+class ShardLines(Sequence[Shard]):
+    """Shards as lines of a manifest: each is parsed and checked when it is asked for, and kept."""
+
+    def __init__(self, lines: Sequence[bytes], tokens: Sequence[int], batch_tokens: int, name: str, first: int) -> None:
+        """``tokens``: of each shard. ``name``: of the file, and number of its line that is the ``first`` one."""
+        self.tokens, self._lines, self._batch_tokens = tokens, lines, batch_tokens
+        self._name, self._first = name, first
+        self._parsed: dict[int, Shard] = {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> Shard: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Shard, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Shard | tuple[Shard, ...]:
+        """Raises :class:`DataError` for a line that is no shard, or another one than was announced."""
+        numbers = range(len(self._lines))[index]
+        return self._shard(numbers) if isinstance(numbers, int) else tuple(self._shard(number) for number in numbers)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Sequence) else NotImplemented
+
+    def _shard(self, number: int) -> Shard:
+        if number not in self._parsed:
+            try:
+                shard = Shard.model_validate_json(self._lines[number])
+                if shard.tokens != self.tokens[number]:
+                    raise ValueError(f"tokens={shard.tokens}, but shard_tokens has {self.tokens[number]}")
+                _check(shard, self._batch_tokens)
+            except ValueError as error:
+                raise DataError(f"{self._name}, line {self._first + number}: {_first_problem(error)}") from None
+            self._parsed[number] = shard
+        return self._parsed[number]
+
+
+def _as_shards(value: Any, handler: ValidatorFunctionWrapHandler) -> Sequence[Shard]:
+    return value if isinstance(value, ShardLines) else tuple(handler(value))
+
+
 class Manifest(Record):
     """The whole file. Documents are joined with ``tokenizer.eos_id`` after each; shards follow each other.
 
-    Format 2 is written; format 1 is read. ``labelled``: the column ``counts`` says which tokens count in the loss when
-    they are what is predicted. ``left_out`` lists the documents that are not in it, one JSON object with ``name`` and
-    ``reason`` per line; ``left_out_counts`` has their number by kind: duplicate, empty, not_utf8, too_long.
-    ``inputs`` is everything that decides the tokens; ``inputs_sha256``, the sha256 of its JSON, tells whether a data
-    set can be reused.
+    Format 3 is written; formats 1 and 2 are read. ``labelled``: the column ``counts`` says which tokens count in the
+    loss when they are what is predicted. ``left_out`` lists the documents that are not in it, one JSON object with
+    ``name`` and ``reason`` per line; ``left_out_counts`` has their number by kind: duplicate, empty, not_utf8,
+    too_long. ``inputs`` is everything that decides the tokens; ``inputs_sha256``, the sha256 of its JSON, tells whether
+    a data set can be reused.
     """
 
-    format_version: Literal[1, 2] = 2
+    format_version: Literal[1, 2, 3] = 3
     tokenizer: Tokenizer
     dtype: Literal["uint16", "uint32"]
     labelled: bool = False
     tokens: Count
     documents: Count
     batch_tokens: Annotated[int, Field(ge=1)]
-    shards: tuple[Shard, ...]
+    shards: Annotated[Sequence[Shard], WrapValidator(_as_shards)]
     left_out: File | None = None
     left_out_counts: dict[str, Count] = {}
     inputs: dict[str, JsonValue]
@@ -98,22 +164,19 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _sums(self) -> Self:
+        if isinstance(self.shards, ShardLines):  # each is checked when it is asked for
+            return self
         for name in ("tokens", "documents"):
             total, said = sum(getattr(shard, name) for shard in self.shards), getattr(self, name)
             if total != said:
                 raise ValueError(f"{name}={said}, but the shards have {total}")
         for shard in self.shards:
-            wanted = -(-shard.tokens // self.batch_tokens)
-            if len(shard.batches) != wanted:
-                raise ValueError(
-                    f"shard {shard.path} lists {len(shard.batches)} batches, its {shard.tokens} tokens need {wanted}"
-                )
-            if self.format_version == 2 and (shard.ends is None or len(shard.checksums) != wanted):
-                raise ValueError(
-                    f"shard {shard.path} has {len(shard.checksums)} checksums for {wanted} batches "
-                    f"and {'no' if shard.ends is None else 'a'} file of ends; format 2 has one of each"
-                )
+            _check(shard, self.batch_tokens, complete=self.format_version > 1)
         return self
+
+    def shard_ends(self) -> list[int]:
+        """The token of the stream behind the last one of each shard, without a look at any of them."""
+        return list(accumulate(_tokens_of(self.shards)))
 
     @property
     def left_out_documents(self) -> int:
@@ -121,8 +184,29 @@ class Manifest(Record):
         return len(self.skipped) + sum(self.left_out_counts.values())
 
     def to_bytes(self) -> bytes:
-        """The file's bytes: the same for the same data set, wherever and whenever it was made."""
-        return self.model_dump_json(indent=1, exclude={"skipped"}).encode() + b"\n"
+        """The file's bytes, in format 3: the same for the same data set, wherever and whenever it was made."""
+        head = self.model_dump(mode="json", exclude={"format_version", "shards", "skipped"})
+        head = {"format_version": 3} | head | {"shard_tokens": list(_tokens_of(self.shards))}
+        text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}").encode()
+        return text + SHARDS + b",\n".join(shard.model_dump_json().encode() for shard in self.shards) + END
+
+
+def _tokens_of(shards: Sequence[Shard]) -> Sequence[int]:
+    return shards.tokens if isinstance(shards, ShardLines) else [shard.tokens for shard in shards]
+
+
+def _check(shard: Shard, batch_tokens: int, complete: bool = True) -> None:
+    """Raises ValueError where the parts of a shard do not fit together. ``complete``: with what format 1 has not."""
+    wanted = -(-shard.tokens // batch_tokens)
+    if len(shard.batches) != wanted:
+        raise ValueError(
+            f"shard {shard.path} lists {len(shard.batches)} batches, its {shard.tokens} tokens need {wanted}"
+        )
+    if complete and (shard.ends is None or len(shard.checksums) != wanted):
+        raise ValueError(
+            f"shard {shard.path} has {len(shard.checksums)} checksums for {wanted} batches "
+            f"and {'no' if shard.ends is None else 'a'} file of ends; there must be one of each"
+        )
 
 
 def inputs_digest(inputs: dict[str, JsonValue]) -> str:
@@ -142,10 +226,28 @@ def read_manifest(store: Store) -> tuple[Manifest, str]:
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
-    """Checked contents of a manifest file called ``name`` in errors."""
+    """Checked contents of a manifest file called ``name`` in errors; of format 3 the shards are checked when used."""
     try:
-        return Manifest.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{name} is not a manifest of format 1 or 2: {place or 'file'}: {first['msg']}") from None
+        return _in_lines(data, name) if data.startswith(FORMAT_3) else Manifest.model_validate_json(data)
+    except ValueError as error:
+        raise DataError(f"{name} is not a manifest of format 1, 2 or 3: {_first_problem(error)}") from None
+
+
+def _in_lines(data: bytes, name: str) -> Manifest:
+    head, shards, rest = data.partition(SHARDS)
+    if not shards or not rest.endswith(END):
+        raise ValueError("it has no lines of shards, or not all of them")
+    fields = from_json(head + b"\n}")
+    tokens, lines = _SHARD_TOKENS.validate_python(fields.pop("shard_tokens", None)), rest[: -len(END)].split(b",\n")
+    if len(tokens) != len(lines) or sum(tokens) != fields.get("tokens"):
+        total = f"{sum(tokens)} tokens in {len(tokens)} shards"
+        raise ValueError(f"shard_tokens has {total}, it is said to have {fields.get('tokens')} in {len(lines)}")
+    batch_tokens, first = fields.get("batch_tokens"), head.count(b"\n") + 3
+    return Manifest.model_validate({**fields, "shards": ShardLines(lines, tokens, batch_tokens, name, first)})
+
+
+def _first_problem(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc']) or 'file'}: {first['msg']}"

@@ -81,6 +81,9 @@ class SampleOrder:
         self._last = num_samples - (self._chunks - 1) * CHUNK  # samples of the last chunk, which may be short
         self._outer = lru_cache(maxsize=4)(self._make_outer)
         self._inner = lru_cache(maxsize=8)(self._make_inner)
+        self._chunk = lru_cache(maxsize=2 * WINDOW // CHUNK)(
+            self._chunk_at
+        )  # each chunk of a window is asked for often
 
     def sample_id(self, n: int) -> int:
         """The sample at global index ``n`` >= 0, which runs on over epochs (epoch ``n // num_samples``)."""
@@ -90,14 +93,17 @@ class SampleOrder:
 
     def _chunked(self, epoch: int, position: int) -> int:
         """The outer level: the chunk at this position of the shuffled sequence of chunks, and the place in it."""
-        outer, short = self._outer(epoch)
+        _, short = self._outer(epoch)
         after = position - short * CHUNK - self._last
         if after >= 0:  # behind the short chunk, which shifts all that follow it
             slot, place = divmod(after, CHUNK)
             slot += short + 1
         else:
             slot, place = divmod(position, CHUNK)
-        return outer(slot) * CHUNK + place
+        return self._chunk(epoch, slot) * CHUNK + place
+
+    def _chunk_at(self, epoch: int, slot: int) -> int:
+        return self._outer(epoch)[0](slot)
 
     def _make_outer(self, epoch: int) -> tuple[Permutation, int]:
         permutation = Permutation(self._chunks, f"elastic_train order 1 chunks {self.seed} {epoch}")

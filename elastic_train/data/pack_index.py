@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import accumulate
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,12 +51,11 @@ def samples_of(
         return StreamSamples(manifest.tokens, cutting.sequence_length, cutting.tails)
     shards: list[tuple[int, PackedSamples]] = []
     open_tokens = 0  # of the document that has not ended yet, at the end of the shards so far
-    firsts = accumulate((shard.tokens for shard in manifest.shards), initial=0)
     with ThreadPoolExecutor(READERS) as readers:
         ahead = _EndsAhead(store, manifest, readers)
-        for number, first in zip(range(len(manifest.shards)), firsts, strict=False):
+        for number, (first, end) in enumerate(pairwise([0, *manifest.shard_ends()])):
             name = hashlib.sha256(f"pack {VERSION} {digest} {number} {cutting}".encode()).hexdigest()
-            make = partial(_made, ahead, number, manifest.shards[number].tokens, open_tokens, cutting)
+            make = partial(_made, ahead, number, end - first, open_tokens, cutting)
             open_tokens, samples = _parsed(cache.mapped(f"{name}-pack", make, _is_whole))
             shards.append((first, samples))
             on_progress()

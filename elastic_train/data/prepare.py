@@ -51,7 +51,7 @@ BATCH_TOKENS = 2**18
 SAMPLE_BYTES = 16 * 2**20
 SAMPLE_SPREAD = 8
 """How many times its share of the input's bytes a part keeps of the sample: the text may be anywhere in the input."""
-PREPARATION = 2
+PREPARATION = 3
 """Goes up with every change that makes other bytes of the same input and settings: what was made before is not reused,
 nor are its work files gone on with.
 """

@@ -91,14 +91,16 @@ class Publication:
         if not self._store.exists(MANIFEST):
             return None
         try:
-            return read_manifest(self._store)[0]
+            manifest, _ = read_manifest(self._store)
+            list(manifest.shards)  # each is checked when it is asked for
+            return manifest
         except DataError:
             if self._overwrite:
                 return None
             raise
 
     def _refusal(self, other: Manifest) -> str:
-        older = " by an earlier version (format 1)" if other.format_version == 1 else ""
+        older = f" by an earlier version (format {other.format_version})" if other.format_version < 3 else ""
         return (
             f"{self._store.uri} holds a data set made from other inputs{older}; "
             "choose another folder or allow overwriting"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +27,9 @@ class TokenReader:
     def __init__(self, store: Store, manifest: Manifest, cache: BatchCache, memory: BatchMemory) -> None:
         self._store, self._manifest = store, manifest
         self._cache = None if _is_local(store) else cache
-        self._ends = list(accumulate(shard.tokens for shard in manifest.shards))
+        self._ends = manifest.shard_ends()
         self._memory = memory
+        self._load = self._read_batch  # one object: what is in memory is known by it
 
     def read(self, start: int, tokens: np.ndarray[Any, Any], counts: np.ndarray[Any, Any] | None = None) -> None:
         """Fills ``tokens``, and ``counts`` of a labelled data set, both [n], with those at ``[start, start + n)``.
@@ -59,14 +59,14 @@ class TokenReader:
         """(batch, first token in it, number of tokens) of each batch that has some of ``[start, start + count)``."""
         number, size = bisect_right(self._ends, start), self._manifest.batch_tokens
         while count:
-            tokens = self._manifest.shards[number].tokens
-            batch, offset = divmod(start - (self._ends[number] - tokens), size)
+            first = self._ends[number - 1] if number else 0
+            batch, offset = divmod(start - first, size)
             length = min(size - offset, self._ends[number] - start, count)
             yield (number, batch), offset, length
             start, count = start + length, count - length
             number += start == self._ends[number]
 
-    def _load(self, key: Key) -> Batch:
+    def _read_batch(self, key: Key) -> Batch:
         number, batch = key
         shard, manifest = self._manifest.shards[number], self._manifest
         fetch = partial(fetch_batch, self._store, shard, batch)

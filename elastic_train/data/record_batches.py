@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from elastic_train.storage.errors import NotFound, StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_train.data.manifest import Shard
+    from elastic_train.data.cache import BatchCache
+    from elastic_train.data.manifest import File, Shard
     from elastic_train.storage.store import Store
 
 COPIES = 2
@@ -89,33 +91,44 @@ def fetch_batch(store: Store, shard: Shard, number: int) -> bytes:
     )
 
 
-def read_ends(store: Store, shard: Shard) -> np.ndarray[Any, np.dtype[np.int64]]:
+def read_ends(store: Store, shard: Shard, cache: BatchCache | None = None) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Offsets behind the last token of each document that ends in a shard, int64, checked against the manifest.
 
-    Raises DataError for a file that is missing or damaged, or a data set of format 1, which has none.
+    With a ``cache`` they lie in memory that all processes of the node share. Raises DataError for a file that is
+    missing or damaged, or a data set of format 1, which has none.
     """
     if shard.ends is None:
         raise DataError(
             f"{store.uri} is of format 1, which does not say where documents end; prepare it anew, or use "
             "data.packing=stream"
         )
-    name = f"{store.uri}/{shard.ends.path}"
+    fetch, check = partial(_fetch_file, store, shard.ends), partial(_is_file, shard.ends)
+    data = fetch() if cache is None else cache.mapped(f"{shard.ends.sha256[:32]}-ends", fetch, check)
+    return _decode_ends(data, f"{store.uri}/{shard.ends.path}", shard)
+
+
+def _is_file(file: File, data: bytes | memoryview) -> bool:
+    return hashlib.sha256(data).hexdigest() == file.sha256
+
+
+def _fetch_file(store: Store, file: File) -> bytes:
     try:
         for _ in range(COPIES):
-            data = store.read(shard.ends.path)
-            if hashlib.sha256(data).hexdigest() == shard.ends.sha256:
-                return _decode_ends(data, name, shard)
+            data = store.read(file.path)
+            if _is_file(file, data):
+                return data
     except NotFound:
-        raise DataError(f"file {name} is missing") from None
-    raise DataError(f"file {name} is damaged: its sha256 is not {shard.ends.sha256}, as the manifest says")
+        raise DataError(f"file {store.uri}/{file.path} is missing") from None
+    raise DataError(f"file {store.uri}/{file.path} is damaged: its sha256 is not {file.sha256}, as the manifest says")
 
 
-def _decode_ends(data: bytes, name: str, shard: Shard) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _decode_ends(data: bytes | memoryview, name: str, shard: Shard) -> np.ndarray[Any, np.dtype[np.int64]]:
     try:
         column = pa.ipc.open_file(pa.py_buffer(data)).read_all().column(ENDS)
     except (pa.ArrowException, KeyError) as error:
         raise DataError(f"file {name} cannot be read: {error}") from None
-    ends = np.concatenate([np.empty(0, np.int64), *(_as_numpy(chunk).astype(np.int64) for chunk in column.chunks)])
+    chunks = [_as_numpy(chunk).view(np.int64) for chunk in column.chunks]
+    ends = chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks])
     rising = bool((np.diff(ends) > 0).all()) and (not len(ends) or (ends[0] > 0 and ends[-1] <= shard.tokens))
     if len(ends) != shard.documents or not rising:
         raise DataError(f"file {name} does not hold the rising ends of {shard.documents} documents")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from elastic_train.data.errors import DataError
+from elastic_train.data.manifest import MANIFEST
 from elastic_train.data.record_batches import read_ends
 from elastic_train.storage.errors import NotFound
 
@@ -30,8 +31,11 @@ def damages(store: Store, manifest: Manifest, read: Callable[[int], None] = lamb
     """A sentence for everything that is not as the manifest says: file, batch and byte range.
 
     What seems damaged is read again: bytes may be spoilt on the way. ``read`` is called with sizes as they are read.
-    Raises StorageError where the store does not answer.
+    Raises StorageError where the store does not answer, DataError where the manifest is not one.
     """
+    documents = sum(shard.documents for shard in manifest.shards)
+    if documents != manifest.documents:
+        yield f"{store.uri}/{MANIFEST} says documents={manifest.documents}, but its shards have {documents}"
     yield from _of_file(store, manifest.tokenizer.path, manifest.tokenizer.sha256)
     for shard in manifest.shards:
         if list(_of_shard(store, shard, read)):

@@ -1,12 +1,11 @@
 """Storage in an S3 bucket, of AWS or any server that speaks its protocol.
 
-One boto3 client does everything: with its payload signing off and our own checksums it moves bytes as fast as
+One botocore client does everything: with its payload signing off and our own checksums it moves bytes as fast as
 pyarrow's C++ client, sends one request per read where that sends two, and lets every part be retried by itself.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from email.utils import parsedate_to_datetime
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from typing_extensions import Buffer
-
-READ_TIMEOUT_SECONDS = 30.0
-"""Longest wait for an answer; less when the budget of retries is shorter."""
 
 Answer = TypeVar("Answer")
 
@@ -79,11 +75,12 @@ class Bucket:
 
     def _checked(self, uri: str) -> Any:
         """The client, after one look at the bucket: some servers create a missing one at the first write."""
+        from elastic_train.storage.s3_client import make_client
         from elastic_train.storage.s3_retry import RetryCount, retried
 
         with self._lock:
             if self._client is None:
-                self._client, self._retries = _make_client(uri, self._config), RetryCount()
+                self._client, self._retries = make_client(uri, self._config), RetryCount()
             client = self._client
         if not self._known:  # not under the lock: in an outage one thread must not wait for the others' retries
             retried(uri, self._config.retry_seconds, self._retries, self._look)
@@ -106,69 +103,6 @@ class Bucket:
             # 403 and others: some policies allow objects but not the bucket; the request itself will tell
 
 
-def _make_client(uri: str, config: StorageConfig) -> Any:
-    endpoint = config.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    keys: dict[str, Any] = {}
-    if endpoint:
-        # A server of one's own: nothing may be asked of AWS, neither the region nor an instance's credentials.
-        os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
-        keys = _environment_credentials(uri)
-    import boto3
-
-    try:
-        client = boto3.session.Session().client(
-            "s3", endpoint_url=endpoint, region_name=config.region, **keys, config=_client_config(config, endpoint)
-        )
-    except ValueError as error:
-        raise WrongSettings(uri, f"endpoint_url={endpoint!r} is not accepted: {error}") from None
-    if endpoint:
-        client.meta.events.register("before-call.s3", _follow_no_redirect)
-    client.meta.events.register("before-send.s3", _not_in_an_outage)
-    return client
-
-
-def _not_in_an_outage(request: Any, **_: Any) -> None:
-    from botocore.exceptions import EndpointConnectionError
-
-    from elastic_train.storage import outage
-
-    if outage.seconds_left():
-        raise EndpointConnectionError(endpoint_url=request.url)
-
-
-def _client_config(config: StorageConfig, endpoint: str | None) -> Any:
-    from botocore.config import Config
-
-    # A server that stays silent must not take much longer than the budget.
-    read_timeout = max(min(READ_TIMEOUT_SECONDS, config.retry_seconds), config.connect_timeout_seconds)
-    return Config(
-        signature_version="s3v4",
-        connect_timeout=config.connect_timeout_seconds,
-        read_timeout=read_timeout,
-        retries={"total_max_attempts": 1},  # ours have a time budget
-        max_pool_connections=32,
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        s3={"addressing_style": "path" if endpoint else "auto", "payload_signing_enabled": False},
-    )
-
-
-def _follow_no_redirect(params: dict[str, Any], **_: Any) -> None:
-    """botocore looks for the bucket's region when it is sent elsewhere, again and again when it is not told one."""
-    params["context"].setdefault("s3_redirect", {})["redirected"] = True
-
-
-def _environment_credentials(uri: str) -> dict[str, Any]:
-    access, secret = os.environ.get("AWS_ACCESS_KEY_ID"), os.environ.get("AWS_SECRET_ACCESS_KEY")
-    if not access or not secret:
-        raise WrongSettings(uri, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-    return {
-        "aws_access_key_id": access,
-        "aws_secret_access_key": secret,
-        "aws_session_token": os.environ.get("AWS_SESSION_TOKEN") or None,
-    }
-
-
 class S3Store(Store):
     """Objects of a bucket below a key prefix."""
 
@@ -185,21 +119,31 @@ class S3Store(Store):
         return self._bucket.retries
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        if offset == 0 and length is None:
-            return self._read_whole(path)
-        return bytes(self.read_buffer(path, offset, length))
-
-    def read_buffer(self, path: str, offset: int = 0, length: int | None = None) -> bytearray:
         from elastic_train.storage.s3_read import read_range
 
-        uri, address = join(self.uri, path), self._address(path)
+        if offset == 0 and length is None:
+            return self._read_whole(path)
+        wanted = self._length(path, offset, length)
+        return self._range(path, offset, wanted, read_range) if wanted else b""
+
+    def read_buffer(self, path: str, offset: int = 0, length: int | None = None) -> bytearray:
+        from elastic_train.storage.s3_read import read_range_into
+
+        wanted = self._length(path, offset, length)
+        return self._range(path, offset, wanted, read_range_into) if wanted else bytearray()
+
+    def _length(self, path: str, offset: int, length: int | None) -> int:
         if length is None:
             length = self.size(path) - offset
             if length < 0:
-                raise StorageError(uri, f"bytes from {offset} wanted, but its size is {offset + length}")
-        if length == 0:
-            return bytearray()
-        data: bytearray = self._bucket.call(uri, lambda s3: read_range(s3, uri, address, offset, length))
+                raise StorageError(
+                    join(self.uri, path), f"bytes from {offset} wanted, but its size is {offset + length}"
+                )
+        return length
+
+    def _range(self, path: str, offset: int, length: int, read: Callable[..., Answer]) -> Answer:
+        uri, address = join(self.uri, path), self._address(path)
+        data: Answer = self._bucket.call(uri, lambda s3: read(s3, uri, address, offset, length))
         return data
 
     def read_agreed(self, path: str, offset: int, length: int) -> bytes:
@@ -208,7 +152,7 @@ class S3Store(Store):
         from elastic_train.storage.s3_read import read_range
 
         uri, address = join(self.uri, path), self._address(path)
-        return bytes(self._bucket.agreed(uri, lambda s3: read_range(s3, uri, address, offset, length)))
+        return self._bucket.agreed(uri, lambda s3: read_range(s3, uri, address, offset, length))
 
     def _read_whole(self, path: str) -> bytes:
         from elastic_train.storage.s3_read import read_whole

@@ -10,7 +10,7 @@ from elastic_train.storage.errors import StorageError
 from elastic_train.storage.s3_errors import BadAnswer, http_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from elastic_train.storage.s3_retry import RetryCount
 
@@ -35,14 +35,39 @@ def read_whole(s3: Any, address: dict[str, str]) -> tuple[bytes, bool]:
     return data, any("-" not in answer[field] for field in CHECKED if field in answer)
 
 
-def read_range(s3: Any, uri: str, address: dict[str, str], offset: int, length: int) -> bytearray:
+def read_range(s3: Any, uri: str, address: dict[str, str], offset: int, length: int) -> bytes:
     """Bytes ``[offset, offset + length)``. Raises StorageError only once the server has said twice that they end
     before: a wrong length in an answer says nothing about the object.
     """
-    data, came = bytearray(length), 0
+
+    def joined(body: Any) -> tuple[bytes, int]:
+        pieces = list(_pieces(body, length))  # of a single one no copy is made
+        return b"".join(pieces), sum(map(len, pieces))
+
+    return _range(s3, uri, address, offset, length, joined)
+
+
+def read_range_into(s3: Any, uri: str, address: dict[str, str], offset: int, length: int) -> bytearray:
+    """As :func:`read_range`, in memory that may be written to, and without a second buffer of this size."""
+
+    def filled(body: Any) -> tuple[bytearray, int]:
+        data, came = bytearray(length), 0
+        for piece in _pieces(body, length):
+            data[came : came + len(piece)] = piece[: length - came]
+            came += len(piece)
+        return data, came
+
+    return _range(s3, uri, address, offset, length, filled)
+
+
+def _range(
+    s3: Any, uri: str, address: dict[str, str], offset: int, length: int, take: Callable[[Any], tuple[Answer, int]]
+) -> Answer:
+    """What ``take`` makes of the body, with how many bytes came."""
+    came = 0
     try:
         answer = s3.get_object(**address, Range=f"bytes={offset}-{offset + length - 1}")
-        came = _take(answer["Body"], data)
+        data, came = take(answer["Body"])
     except ClientError as error:
         if http_status(error) != 416:
             raise
@@ -55,19 +80,15 @@ def read_range(s3: Any, uri: str, address: dict[str, str], offset: int, length: 
     raise BadAnswer(f"{came} bytes came instead of bytes {offset} to {offset + length}")
 
 
-def _take(body: Any, data: bytearray) -> int:
-    """Fills ``data`` and returns how many bytes ``body`` has; of those beyond ``data`` only one is counted.
-
-    Piece by piece, because a second buffer of this size would cost more than the copy.
-    """
+def _pieces(body: Any, length: int) -> Iterator[bytes]:
+    """What ``body`` has; of what is beyond ``length`` bytes only one."""
     came = 0
-    while piece := body.read(min(PIECE_BYTES, len(data) - came) or 1):
-        if came == len(data):
-            body.close()
-            return came + 1
-        data[came : came + len(piece)] = piece
+    while piece := body.read(min(PIECE_BYTES, length - came) or 1):
+        yield piece
         came += len(piece)
-    return came
+        if came > length:
+            body.close()
+            return
 
 
 def parsed(read: Callable[[], Answer]) -> Answer:

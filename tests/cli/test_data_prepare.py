@@ -14,8 +14,10 @@ from elastic_train.cli.data_prepare import prepare_missing
 from elastic_train.cli.main import app
 from elastic_train.controller.local_cluster import LocalCluster
 from elastic_train.data.corpus import open_corpus
+from elastic_train.data.encode import read_shards
 from elastic_train.data.prepare import prepare
 from tests.cli.command import elastic_train
+from tests.data import killed_prepare
 from tests.data.data_sets import assert_whole, contents, decoded
 from tests.jobs import make_job
 from tests.ray_job import refill
@@ -155,3 +157,22 @@ def test_a_cluster_gives_the_same_bytes_with_any_number_of_workers_and_without_s
         (inputs / "30.jsonl").write_text('{"body": 3}\n')
         with pytest.raises(DataError, match=r"30.jsonl, line 1, column 10: 'body' is a number; accepted is"):
             prepare(open_corpus(str(inputs), column="body"), str(tmp_path / "bad"), 300, run=run, **small)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_run_on_a_cluster_that_is_killed_is_gone_on_with(tmp_path: Path, ray_cluster: LocalCluster) -> None:
+    """Killed while it encodes, with work in the hands of the cluster; what had been done is not done again."""
+    lines = [json.dumps({"text": text * 40}) for text in TEXTS]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    assert killed_prepare.run(tmp_path / "in.jsonl", str(tmp_path / "alone")) is not None
+    refill(ray_cluster, nodes=1, cpus=2)
+    out = tmp_path / "out"
+    assert killed_prepare.run(tmp_path / "in.jsonl", str(out), kill="encode", ray=ray_cluster.address) is None
+    assert not (out / "manifest.json").exists()
+    noted = [read_shards(note.read_bytes()) for note in out.glob(".work/*/encode-*")]
+    before = {file: file.stat().st_ino for shards in noted for file in [out / shard.path for shard in shards]}
+    last = killed_prepare.run(tmp_path / "in.jsonl", str(out), ray=ray_cluster.address)
+    assert before and last is not None and last["read"] > 0 and last["encode"] > 0
+    assert {file: file.stat().st_ino for file in before} == before
+    assert contents(out) == contents(tmp_path / "alone")

@@ -13,7 +13,7 @@ from elastic_train.data.corpus import open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.manifest import Manifest, read_manifest
 from elastic_train.data.prepare import prepare
-from elastic_train.data.shards import write_shard
+from elastic_train.data.shards import Stretch, write_shard
 from elastic_train.storage.store import Store
 
 LINES = ["one and one is two\n", "two and two is four, grüß dich\n", "four\n"]
@@ -41,7 +41,7 @@ def test_inspect_counts_samples_of_each_packing(data: Path) -> None:
         seen = told("inspect", data, "--sequence-length", 32, "--packing", packing)
         samples = len(TokenDataset.open(str(data), 32, packing=packing, tails=tails))  # type: ignore[arg-type]
         assert f"samples:    {samples} of 32 tokens" in seen
-    assert seen.count("shard:  ") == 1 and "documents:  3" in seen and "format 2" in seen
+    assert seen.count("shard:  ") == 1 and "documents:  3" in seen and "format 3" in seen
 
 
 def test_show_prints_the_documents_of_a_sample(data: Path) -> None:
@@ -78,7 +78,8 @@ def labelled(data: Path) -> None:
     tokens = TokenDataset.open(str(data), 8).tokens(0, manifest.tokens).astype(np.uint16)
     ends = np.flatnonzero(tokens == manifest.tokenizer.eos_id) + 1
     counts = ((np.arange(len(tokens)) >= ends[0]) & (np.arange(len(tokens)) < ends[1])).astype(np.uint8)
-    shard = write_shard(store, manifest.shards[0].path, tokens, ends.astype(np.uint64), manifest.batch_tokens, counts)
+    whole = [Stretch(tokens, ends.tolist(), counts)]
+    shard = write_shard(store, manifest.shards[0].path, whole, "uint16", manifest.batch_tokens, labelled=True)
     made: Manifest = manifest.model_copy(update={"labelled": True, "shards": (shard,)})
     store.write("manifest.json", [made.to_bytes()])
 

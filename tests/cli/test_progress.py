@@ -73,6 +73,27 @@ def test_damage_is_named_below_the_bar(store: Store, tmp_path: Path) -> None:
     assert path in last
 
 
+@pytest.mark.slow
+def test_prepare_shows_bytes_per_second_and_time_left_and_only_on_a_terminal(tmp_path: Path) -> None:
+    """Files in rising number, so that there is something left to do when the first of them are done."""
+    texts = [f"{number} " * 20_000 for number in range(40)]
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "in" / f"{number:02}.txt").write_text(text)
+    words = ("data", "prepare", "--input", "in", "--vocab-size", "300", "--output")
+    code, stdout, seen = on_a_terminal(tmp_path, *words, "one")
+    assert code == 0
+    whole = sum(len(text) for text in texts) / 1e6
+    for phase in ("read", "encode"):
+        bars = [line for line in re.split(r"[\r\n]+", ESCAPE.sub("", seen)) if line.startswith(phase)]
+        assert any(re.search(r"[\d.]+ [kM]B/s +\d+:\d\d:\d\d", bar) for bar in bars), bars
+        assert f"{whole:.1f}/{whole:.1f} MB" in bars[-1]
+    piped = elastic_train(*words, "two", cwd=tmp_path)
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert piped.stdout == stdout.replace("one: written", "two: written")
+    assert "B/s" not in stdout and "\x1b" not in stdout
+
+
 def test_on_a_pipe_there_is_none_of_it(store: Store, tmp_path: Path) -> None:
     result = elastic_train("checkpoint", "verify", "./job@10", cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (0, "step 10: whole: 64 B in 2 objects\n", "")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ WORDS = [
     "of",
     "text",
 ]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def cache_of_a_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The cache of data sets is not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

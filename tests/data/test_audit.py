@@ -130,6 +130,19 @@ def test_a_sample_that_takes_anothers_place() -> None:
     assert ("foreign", f"source code, epoch 0: sample {SIZES[1]} is none of the {SIZES[1]} samples") in told(strange)
 
 
+def test_a_single_data_set_has_no_name() -> None:
+    batches = StepBatches(Numbered(), SampleOrder(37, 1), TrainingConfig(steps=5, global_batch=8, micro_batch=2))
+    lines = [{"step": step, "samples": batches.sample_ids(step)} for step in range(1, 6)]
+    first, second = lines[0]["samples"][:2]
+    assert audit_steps(lines, batches, [("", 37)]).problems == []
+    lines[0]["samples"][1] = first
+    assert [problem.message for problem in audit_steps(lines, batches, [("", 37)]).problems] == [
+        f"step 1: sample {first} at place 1 instead of {second}",
+        f"epoch 0: sample {first} was used 2 times",
+        f"epoch 0: sample {second} was never used",
+    ]
+
+
 def test_lines_of_an_older_release_say_nothing_of_slots() -> None:
     lines = [{"step": line["step"], "samples": line["samples"]} for line in log()]
     found = audit([*lines[:5], *log()[5:]])

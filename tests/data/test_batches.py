@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.config.training import TrainingConfig
-from elastic_train.data.audit import audit_samples
 from elastic_train.data.batches import StepBatches, slots_of
 from elastic_train.data.errors import DataError
 from elastic_train.data.order import SampleOrder
@@ -137,29 +136,3 @@ def test_steps_and_slots_that_do_not_exist(step: int, slot: int) -> None:
 def test_an_order_over_another_number_of_samples() -> None:
     with pytest.raises(ValueError, match="the order is over 63 samples, the data set has 64"):
         StepBatches(Counting(64), SampleOrder(63, 1), TrainingConfig(steps=1, global_batch=8))
-
-
-def lines(made: StepBatches, steps: int) -> list[dict[str, object]]:
-    return [{"step": step, "samples": made.sample_ids(step)} for step in range(1, steps + 1)]
-
-
-def test_the_audit_accepts_what_the_batches_give() -> None:
-    log = lines(batches(10, global_batch=8), 6)
-    assert audit_samples(log, 10) == []
-    assert audit_samples([*log[:4], *log[2:]], 10) == []  # steps 3 and 4 were rolled back and done again
-    assert audit_samples([], 10) == []
-
-
-def test_the_audit_finds_repeats_gaps_and_strangers() -> None:
-    log = lines(batches(10, global_batch=5), 4)
-    wrong = [dict(line) for line in log]
-    samples = list(made := batches(10, global_batch=5).sample_ids(2))
-    wrong[1]["samples"] = [made[1], *samples[1:]]
-    assert [(p.kind, p.message) for p in audit_samples(wrong, 10)] == [
-        ("repeat", f"epoch 0: sample {made[1]} was used 2 times"),
-        ("gap", f"epoch 0: sample {made[0]} was never used"),
-    ]
-    wrong[1]["samples"] = [10, *samples[1:]]
-    assert [p.kind for p in audit_samples(wrong, 10)] == ["foreign", "gap"]
-    assert [p.message for p in audit_samples([log[0], *log[2:]], 10)] == ["step 2 is missing"]
-    assert [p.kind for p in audit_samples([{"step": 1}], 10)] == ["gap"]

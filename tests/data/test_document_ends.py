@@ -59,7 +59,7 @@ def test_format_1_knows_the_token_only() -> None:
 
 def test_the_ends_of_a_shard_are_read_once_and_only_for_who_wants_them(tmp_path: Path) -> None:
     make(str(tmp_path), [30, 40], 8, ends=[[10, 30], [15, 40]])
-    dataset = TokenDataset.open(str(tmp_path), 12)
+    dataset = TokenDataset.open(str(tmp_path), 12, cache_dir=tmp_path / "cache")
     first = dataset.sample(0).documents.tolist()
     (tmp_path / "shard-0.ends.arrow").unlink()
     (tmp_path / "shard-1.ends.arrow").unlink()
@@ -67,3 +67,21 @@ def test_the_ends_of_a_shard_are_read_once_and_only_for_who_wants_them(tmp_path:
     assert TokenDataset.open(str(tmp_path), 12, numbers_documents=False).sample(0).documents.tolist() == [0] * 12
     with pytest.raises(DataError, match=r"shard-1.ends.arrow is missing"):
         dataset.sample(2)
+
+
+def test_processes_of_a_node_map_one_copy_of_the_ends(tmp_path: Path) -> None:
+    """What one of them has put into the cache the others do not fetch; it is checked there, too."""
+    make(str(tmp_path), [30], 8, ends=[[10, 30]])
+    cache, file = tmp_path / "cache", tmp_path / "shard-0.ends.arrow"
+    whole = file.read_bytes()
+    first = TokenDataset.open(str(tmp_path), 12, cache_dir=cache).sample(0).documents.tolist()
+    file.unlink()
+    other = TokenDataset.open(str(tmp_path), 12, cache_dir=cache)
+    assert other.sample(0).documents.tolist() == first
+    (copy,) = cache.glob("?/*-ends")
+    assert str(copy) in Path("/proc/self/maps").read_text()
+    copy.unlink()
+    assert other.sample(1).documents.tolist() == [0] * 12  # what is mapped stays
+    copy.write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"shard-0.ends.arrow is missing"):
+        TokenDataset.open(str(tmp_path), 12, cache_dir=cache).sample(0)

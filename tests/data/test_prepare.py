@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import Corpus, open_corpus
 from elastic_train.data.dataset import TokenDataset
+from elastic_train.data.encode import EncodeTask, read_shards
 from elastic_train.data.errors import DataError
 from elastic_train.data.given import given_tokenizer, read_tokenizer
 from elastic_train.data.parts import cut
@@ -27,7 +28,7 @@ from elastic_train.data.prepare import prepare
 from elastic_train.data.publish import Prepared
 from elastic_train.data.scan import KINDS, Scan, ScanTask
 from elastic_train.data.stages import Advance, Orders, Task, one_by_one
-from elastic_train.data.tokenizer import GivenTokenizer, encode_documents, train_tokenizer
+from elastic_train.data.tokenizer import EOS_ID, GivenTokenizer, encode_documents, train_tokenizer
 from elastic_train.storage.local import LocalStore
 from elastic_train.storage.store import Store
 from tests.data.data_sets import assert_whole, contents, decoded, texts_of
@@ -65,7 +66,7 @@ def test_the_manifest_describes_every_file(text_folder: Path, tmp_path: Path) ->
     manifest = prepare_small(open_corpus(str(text_folder)), tmp_path / "out").manifest
     assert assert_whole(tmp_path / "out") == manifest
     files = contents(tmp_path / "out")
-    assert json.loads(files["manifest.json"])["format_version"] == 2
+    assert json.loads(files["manifest.json"])["format_version"] == 3
     folder = manifest.inputs_sha256[:16]
     assert {name.partition("/")[0] for name in files} == {folder, "manifest.json"}
     assert [shard.path for shard in manifest.shards[:2]] == [
@@ -220,6 +221,29 @@ def test_the_first_look_keeps_no_text_but_the_sample(tmp_path: Path, monkeypatch
         "longer than 30000 characters",
         "longer than 131072 bytes",
     ]
+
+
+def test_the_second_look_holds_no_shard_of_a_compressed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic_train.data.streams.BLOCK", 2**16)
+    monkeypatch.setattr("elastic_train.data.tokenizer.ENCODE_BATCH_CHARACTERS", 2**14)
+    monkeypatch.setattr("elastic_train.data.shards.BLOCK", 2**16)
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as packed:
+        packed.writelines(json.dumps({"text": f"{number} " + "one two three " * 100}) + "\n" for number in range(2000))
+    corpus = open_corpus(str(tmp_path / "a.jsonl.gz"))
+    parts = tuple(cut(corpus, 2**16))
+    scan = Scan(ScanTask(corpus, parts, None)({"part": 0, "sample_bytes": 0}, lambda count: None))
+    text = train_tokenizer(["one"], 257).to_str().encode()
+    given = GivenTokenizer(text, EOS_ID)
+    task = EncodeTask(corpus, parts, None, given, "uint16", 2**26, 2**12, str(tmp_path / "out"), None, "made")
+    tracemalloc.start()
+    try:
+        result = task({"part": 0, "duplicates": [], "sha256": scan.sha256}, lambda count: None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    (shard,) = read_shards(result)
+    assert len(parts) == 1 and shard.documents == 2000 and shard.tokens > 2_000_000
+    assert peak < shard.bytes / 2
 
 
 @pytest.mark.parametrize("part_bytes", [2**20, 1000])

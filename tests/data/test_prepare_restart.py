@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 import signal
 import subprocess
 import sys
@@ -7,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from elastic_train.config.operation import StorageConfig
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.errors import DataError
 from elastic_train.data.prepare import prepare
 from elastic_train.data.publish import Prepared
+from elastic_train.storage.store import Store
+from tests.data import killed_prepare
 from tests.data.data_sets import assert_whole, contents
+from tests.s3_server import S3Server
 
 PROGRAM = """
 import os, signal, sys
@@ -77,6 +82,24 @@ def test_runs_that_are_killed_are_gone_on_with_and_end_with_the_same_bytes(text_
         assert run(text_folder, out, 0) is not None
         assert contents(out) == expected
         assert_whole(out)
+
+
+@pytest.mark.slow
+def test_a_run_into_object_storage_is_gone_on_with(
+    text_folder: Path, tmp_path: Path, s3_environment: S3Server, s3_bucket: str
+) -> None:
+    """Killed while it reads, then while it encodes; the third one has both before it, and ends with the same bytes."""
+    assert killed_prepare.run(text_folder, str(tmp_path / "alone")) is not None
+    place = f"{secrets.token_hex(4)}/set"
+    uri, endpoint = f"s3://{s3_bucket}/{place}", s3_environment.endpoint_url
+    assert killed_prepare.run(text_folder, uri, kill="read", endpoint=endpoint) is None
+    assert killed_prepare.run(text_folder, uri, kill="encode", endpoint=endpoint) is None
+    store = Store.open(uri, StorageConfig(endpoint_url=endpoint))
+    assert not store.exists("manifest.json") and store.list(".work/")
+    last = killed_prepare.run(text_folder, uri, endpoint=endpoint)
+    assert last is not None and last["read"] > 0 and last["encode"] > 0  # nothing that was finished was done again
+    assert {entry.path: store.read(entry.path) for entry in store.list()} == contents(tmp_path / "alone")
+    assert not list(store.unfinished())
 
 
 def small(

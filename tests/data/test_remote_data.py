@@ -56,7 +56,7 @@ def test_processes_share_one_verified_copy_of_what_they_need(
     manifest = TokenDataset.open(uri, 16, storage, tmp_path / "cache").manifest
     assert {file.name for file in copies(tmp_path / "cache")} == {
         f"{shard.sha256[:32]}-{n}" for shard in manifest.shards for n in range(len(shard.batches))
-    }
+    } | {f"{shard.ends.sha256[:32]}-ends" for shard in manifest.shards if shard.ends is not None}
     store = Store.open(uri, storage)
     for shard in manifest.shards:
         store.delete(shard.path)

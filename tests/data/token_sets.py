@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from elastic_train.data.manifest import Manifest, Shard, Tokenizer
-from elastic_train.data.shards import write_shard
+from elastic_train.data.shards import NOTHING, Stretch, write_shard
 from elastic_train.storage.store import Store
 
 NONE = "0" * 64
@@ -34,9 +34,9 @@ def make(
     shards: list[Shard] = []
     for number, size in enumerate(sizes):
         start = sum(sizes[:number])
-        own = np.array([size] if ends is None else ends[number], np.uint64)
-        part = None if counts is None else counts[start : start + size]
-        shards.append(write_shard(store, f"shard-{number}", flat[start : start + size], own, batch_tokens, part))
+        part = NOTHING if counts is None else counts[start : start + size]
+        whole = Stretch(flat[start : start + size], [size] if ends is None else ends[number], part)
+        shards.append(write_shard(store, f"shard-{number}", [whole], dtype, batch_tokens, counts is not None))
     manifest = Manifest(
         tokenizer=Tokenizer(path="tokenizer.json", sha256=NONE, vocab_size=top, eos_id=0, eos_token="e"),
         dtype="uint32" if dtype == "uint32" else "uint16",
