@@ -6,6 +6,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import boto3
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import EndpointConnectionError
@@ -22,7 +23,7 @@ READ_TIMEOUT_SECONDS = 30.0
 
 
 def make_client(uri: str, config: StorageConfig) -> Any:
-    """A botocore client; ``uri`` is for errors. Raises :class:`WrongSettings`."""
+    """A client of boto3; ``uri`` is for errors. Raises :class:`WrongSettings`."""
     endpoint = config.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     keys: dict[str, Any] = {}
     if endpoint:
@@ -32,7 +33,7 @@ def make_client(uri: str, config: StorageConfig) -> Any:
     session = botocore.session.get_session()
     session.register_component("data_loader", _loader())
     try:
-        client = session.create_client(
+        client = boto3.Session(botocore_session=session).client(
             "s3", region_name=config.region, endpoint_url=endpoint, **keys, config=_client_config(config, endpoint)
         )
     except ValueError as error:
