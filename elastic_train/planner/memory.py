@@ -10,6 +10,7 @@ On top come what the process itself takes on a device (``RUNTIME``) and what all
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from elastic_train.config.job import Job
@@ -18,9 +19,8 @@ from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.step_memory import StepMemory
 
 SLACK = {"cpu": 1.0, "cuda": 0.05}
-"""Fraction of what comes and goes that the allocator holds beside it, by device. On cpu glibc keeps what was freed, up to
-``SLACK_LIMIT``: measured 0.6 to 1.5 at the size of the quickstart, 0 with MALLOC_MMAP_THRESHOLD_=65536. On cuda an
-assumption."""
+"""Fraction of what comes and goes that the allocator holds beside it, by device. On cpu glibc keeps what was freed:
+measured 0.6 to 1.5 at the size of the quickstart, and 0 with MALLOC_MMAP_THRESHOLD_=65536. On cuda an assumption."""
 SLACK_LIMIT = {"cpu": 256 * 2**20, "cuda": None}
 """Pieces of 32 MiB and more glibc maps one by one, and gives them back."""
 RUNTIME = {"cpu": 0, "cuda": 2**30}
@@ -38,6 +38,8 @@ class RankMemory:
     """Bytes at ``moment``; those of ``state`` that are not there yet or no more are left out."""
     moment: str
     """When in a step most is held."""
+    largest: dict[str, int]
+    """Bytes of every term when it is largest; not all are at the same moment, so their sum is more than ``total``."""
 
     @property
     def total(self) -> int:
@@ -53,12 +55,16 @@ def memory_of(job: Job, layout: Layout) -> tuple[RankMemory, ...]:
 
 def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> RankMemory:
     step, device = StepMemory(job, layout, number, stages), job.hosts.device
-    moment, found = max(step.moments(), key=lambda entry: entry[1].total())
+    moments = list(step.moments())
+    moment, found = max(moments, key=lambda entry: entry[1].total())
+    largest: Counter[str] = Counter()
+    for _, each in moments:
+        largest |= each
     transient = sum(size for name, size in found.items() if name not in step.state)
     slack, limit = int(SLACK[device] * transient), SLACK_LIMIT[device]
     terms = {**found, "runtime": RUNTIME[device], "allocator slack": slack if limit is None else min(slack, limit)}
     held = {name: size for name, size in terms.items() if size}
-    return RankMemory(tuple(stage.stage for stage in stages), step.state, held, moment)
+    return RankMemory(tuple(stage.stage for stage in stages), step.state, held, moment, dict(largest))
 
 
 def memory_bytes(job: Job, layout: Layout) -> int:

@@ -21,6 +21,7 @@ AT_BLOCK = "in the backward pass of a block"
 AT_REDUCTION = "at the reduction of a block's gradients"
 AT_END = "at the end of the backward pass"
 AT_UPDATE = "in the update"
+AT_PUBLICATION = "when updated weights are gathered"
 
 
 class StepMemory:
@@ -50,6 +51,8 @@ class StepMemory:
             yield from self._backward(min(self._flying, Fraction(self._count - 1)), later=True)
         yield AT_END, self._end()
         yield AT_UPDATE, self._update()
+        if self._cut in ("optimizer", "gradients"):
+            yield AT_PUBLICATION, self._publication()
 
     def _backward(self, flying: Fraction, *, later: bool) -> Iterator[tuple[str, Counter[str]]]:
         """A backward pass that begins with activations of ``flying`` micro-batches."""
@@ -96,13 +99,19 @@ class StepMemory:
         return held
 
     def _block_pass(self, held: Counter[str], number: int) -> Counter[str]:
-        """In the backward pass of the ``number``-th block, when gradients of activations are most."""
+        """In the backward pass of the ``number``-th block, when gradients of activations are most.
+
+        Of the block's gradients only that of its last projection is there.
+        """
         held, block = self._without_blocks(held, number - 1), self._block
-        held["gradients of activations"] = self._passes.backward
-        # Of the block's gradients only that of its last projection is there.
-        held["whole gradients"] += self._compute * block.largest + self._waiting_head()
+        work = {"gradients of activations": self._passes.backward, "whole gradients": self._compute * block.largest}
+        held["whole gradients"] += self._waiting_head()
         if self._cut == "all" and not self._keeps:
-            held["gathered weights"] += self._compute * (1 + max(1, self._job.parallel.prefetch)) * block.padded
+            unit, ahead = self._compute * block.padded, self._job.parallel.prefetch
+            held["gathered weights"] += (1 + ahead) * unit
+            if not ahead and sum(work.values()) < unit:
+                work = {"gathered weights": unit}  # of a buffer that is copied out before the pass begins
+        held.update(work)  # adds
         return held
 
     def _without_blocks(self, held: Counter[str], number: int) -> Counter[str]:
@@ -123,10 +132,11 @@ class StepMemory:
     def _reduction(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
         """The ``number``-th block's gradients are whole, and in the buffer from which they are scattered."""
         held, block = self._without_blocks(held, number), self._block
-        added_up = later and self._keeps and self._cut == "all"
-        if added_up:
+        if later and self._keeps and self._cut == "all":
+            # Added to those of earlier micro-batches, tensor by tensor, of which those of the block before are gone.
             held["whole gradients"] -= (number - 1) * self._reduce * block.whole
-        if not added_up or self._compute != self._reduce:
+            held["whole gradients"] += self._waiting_head() if self._compute != self._reduce else 0
+        else:
             held["whole gradients"] += self._compute * block.whole + self._waiting_head()
         if self._cut == "all":
             held |= self._scattered(block)
@@ -154,15 +164,19 @@ class StepMemory:
 
     def _update(self) -> Counter[str]:
         held, outer, block = Counter(self.state | self._passes.standing), self._outer, self._block
-        if self._cut in ("optimizer", "gradients"):
-            second = max(block, outer, key=lambda unit: unit.padded)
-            held["communication buffers"] = self._compute * sum(unit.padded + unit.part for unit in (block, second))
         shards = 1 if self._cut == "none" else self._layout.shards
         # Clipping makes a float32 copy of a block's gradients, or of a matrix' outside the blocks; a cast is another.
         copies = 2 if self._reduce != FLOAT32 and self._cut != "all" else 1
         held["gradients in float32"] = copies * FLOAT32 * -(-max(block.whole, outer.largest) // shards)
         if self._exact:
             held["gradients in float32"] = FLOAT32 * self._sum("whole" if self._cut == "none" else "part")
+        return held
+
+    def _publication(self) -> Counter[str]:
+        """Weights are gathered with ``zero1`` and ``zero2``, two buckets at a time."""
+        held = Counter(self.state | self._passes.standing)
+        second = max(self._block, self._outer, key=lambda unit: unit.padded)
+        held["communication buffers"] = self._compute * sum(unit.padded + unit.part for unit in (self._block, second))
         return held
 
     def _scattered(self, *units: Unit) -> Counter[str]:

@@ -17,6 +17,8 @@ from tests.planner.fake_engine import Case, hold
 from tests.ranks import run_ranks
 from tests.training.synthetic import small_job
 
+pytestmark = pytest.mark.slow
+
 FIRST = Coordinates(0, 0, 0, 0, 0)
 
 
@@ -29,13 +31,12 @@ def case(
     steps: int = 1,
     model: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
-    **parallel: Any,
 ) -> Case:
     job = small_job(
         model=PRESETS[preset] | (model or {}),
         data={"sequence_length": 1024},
-        training={"precision": "bf16", "global_batch": layout.data_ranks * max(1, layout.pp), **(training or {})},
-        parallel={"data": data, **parallel},
+        training={"precision": "bf16", "global_batch": layout.data_ranks, **(training or {})},
+        parallel={"data": data, "pipeline": "gpipe"},
     )
     return Case(job, layout, Coordinates(stage, 0, 0, 0, 0), steps)
 
@@ -103,8 +104,10 @@ def test_tied_embeddings_and_uneven_cuts() -> None:
     )
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lion", "muon"])
-def test_optimizers(optimizer: str) -> None:
-    job = small_job(optimizer={"name": optimizer, "learning_rate": 1e-3}, parallel={"data": "zero1"})
-    job = Job.model_validate({**job.model_dump(), "training": job.training.model_dump() | {"ema_decay": 0.9}})
-    check([Case(job, Layout(dp_shard=4), FIRST), Case(job, Layout(dp_replicate=2), FIRST)])
+def test_optimizers_and_averaged_weights() -> None:
+    cases = []
+    for name in ("sgd", "lion", "muon"):
+        values = small_job(parallel={"data": "zero1"}, training={"ema_decay": 0.9, "precision": "bf16"}).model_dump()
+        job = Job.model_validate({**values, "optimizer": {"name": name}})
+        cases += [Case(job, layout, FIRST) for layout in (Layout(dp_shard=4), Layout(dp_replicate=2))]
+    check(cases)
