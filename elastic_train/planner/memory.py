@@ -5,7 +5,8 @@ be most: at the loss, where all activations and logits are there; in the backwar
 in it; at the end of the backward pass; and in the update. The moment with the largest sum counts. Lifetimes are those
 of this engine and of FSDP2 as torch 2.13 has it; the tests let the real engine run a step over tensors without data.
 
-On top come what the process itself takes on a device (``RUNTIME``) and what allocators waste (``SLACK``).
+On top come what the process itself takes on a device (``RUNTIME``) and what allocators waste (``SLACK``). Not counted:
+images of snapshots, which are files in memory; the whole matrix that Muon's update works on; workspaces of kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class RankMemory:
 
     stages: tuple[int, ...]
     state: dict[str, int]
-    """Bytes between two steps."""
+    """Bytes between two steps; with ``parallel.offload`` in CPU memory, and not among ``terms``."""
     terms: dict[str, int]
     """Bytes at ``moment``; those of ``state`` that are not there yet or no more are left out."""
     moment: str
@@ -56,6 +57,10 @@ def memory_of(job: Job, layout: Layout) -> tuple[RankMemory, ...]:
 def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> RankMemory:
     step, device = StepMemory(job, layout, number, stages), job.hosts.device
     moments = list(step.moments())
+    if job.parallel.offload:  # the state is elsewhere
+        moments = [
+            (name, Counter({t: size for t, size in held.items() if t not in step.state})) for name, held in moments
+        ]
     moment, found = max(moments, key=lambda entry: entry[1].total())
     largest: Counter[str] = Counter()
     for _, each in moments:

@@ -53,12 +53,19 @@ class PassMemory:
 
     @cached_property
     def outside(self) -> int:
-        """Kept outside the blocks, without logits."""
+        """Kept outside the blocks, without logits: masks and positions too, which the blocks of a stage share."""
         model, layout = self._job.model, self._layout
-        return sum(
-            sum(outer_bytes(model, layout, last=stage.last, fused_norm=self._fused, **self._shape).values())
-            for stage in self._stages
-        )
+        kept = len(self._stages) * self._context
+        for stage in self._stages:
+            kept += sum(outer_bytes(model, layout, last=stage.last, fused_norm=self._fused, **self._shape).values())
+        return kept
+
+    @property
+    def _context(self) -> int:
+        job, layout, documents = self._job, self._layout, self._job.data.separates_documents
+        masks = mask_bytes(layout, documents=documents, context=job.parallel.context, **self._shape)
+        held = job.data.sequence_length // layout.cp * (job.training.micro_batch if documents else 1)
+        return masks + (table_bytes(job.model, sequence=held) if documents or layout.cp > 1 else 0)
 
     @cached_property
     def loss(self) -> LossBytes:
@@ -75,16 +82,15 @@ class PassMemory:
 
     @cached_property
     def standing(self) -> dict[str, int]:
-        """There all the time: the tokens of a step, masks of a micro-batch, and what pipelines receive into."""
+        """There all the time: the tokens of a step, rotary tables, and what pipelines receive into."""
         job, layout = self._job, self._layout
         length, documents = job.data.sequence_length, job.data.separates_documents
         tokens = micro_batches_per_rank(job, layout) * job.training.micro_batch * length // layout.cp
         tables = len(self._stages) * table_bytes(job.model, sequence=length)
-        masks = mask_bytes(layout, documents=documents, context=job.parallel.context, **self._shape)
         ends = sum((not stage.first) + (not stage.last) for stage in self._stages)
         hidden = tokens // layout.tp * job.model.hidden_size * self._shape["number_bytes"]
         return {
-            "tokens, masks and tables": tokens * (24 if documents else 16) + masks + tables,
+            "tokens and tables": tokens * 16 + (tokens * layout.cp * 8 if documents else 0) + tables,
             "pipeline buffers": ends * hidden if layout.pp > 1 else 0,
         }
 

@@ -34,22 +34,21 @@ MODEL = {
 }
 
 
-def case(data: str, layout: Layout, *, stage: int = 0, tokens: int = 128, **sections: dict[str, Any]) -> Case:
+def case(strategy: str, layout: Layout, *, stage: int = 0, tokens: int = 128, **sections: dict[str, Any]) -> Case:
     job = small_job(
         model=MODEL,
-        data={"sequence_length": tokens},
+        data={"sequence_length": tokens} | sections.get("data", {}),
         training={"precision": "bf16", "global_batch": 2 * layout.data_ranks} | sections.get("training", {}),
-        parallel={"data": data} | sections.get("parallel", {}),
+        parallel={"data": strategy} | sections.get("parallel", {}),
     )
     return Case(job, layout, Coordinates(stage, 0, 0, 0, 0), steps=2)
 
 
 FOUR = Layout(dp_shard=4)
 PIPED = Layout(pp=2, dp_shard=2)
-SMALL_BLOCKS = {"training": {"precision": "fp32"}}
 PEAKS = [
     case("ddp", Layout(dp_replicate=4), training={"recompute": "full"}),
-    case("zero1", FOUR, training={"reduce_dtype": "bf16"}),
+    case("zero1", FOUR, training={"reduce_dtype": "bf16"}, data={"document_mask": True}, tokens=512),
     case("zero2", FOUR),
     case("zero2", FOUR, training={"precision": "fp32", "global_batch": 4}),
     case("zero3", FOUR),
@@ -224,6 +223,31 @@ def test_mem_12_units_are_those_that_are_written() -> None:
     assert [size - 77 * GIB > 0 for size in sizes.values()] == [False, True, True]
     with pytest.raises(ConfigError, match="must be a size such as 80GiB"):
         parse_job(GOOD, ["hosts.memory='80e9'"])
+
+
+def test_offloaded_state_is_not_on_the_device() -> None:
+    kept, away = (
+        one_rank(gpu_job(LLAMA_7B, "zero3", data__sequence_length=2048, parallel__offload=offload), Layout(dp_shard=8))
+        for offload in (False, True)
+    )
+    assert away.state == kept.state
+    assert not away.terms.keys() & away.state.keys()
+    assert away.total == pytest.approx(
+        kept.total - sum(kept.terms[term] for term in ("master weights", "optimizer state"))
+    )
+
+
+def test_masks_of_documents_are_kept_by_every_micro_batch_in_flight() -> None:
+    """Of a micro-batch [B, S, S] numbers of two bytes, and cosines and sines for every token of it."""
+    shape = {"data__sequence_length": 1024, "training__micro_batch": 2, "parallel__pipeline": "gpipe"}
+    plain, masked = (
+        memory_of(gpu_job(LLAMA_7B, "ddp", ranks=1, micro_batches=4, data__document_mask=mask, **shape), Layout(pp=2))[
+            0
+        ]
+        for mask in (False, True)
+    )
+    each = 2 * 1024 * 1024 * 2 + 2 * (2 * 1024) * 128 * 4
+    assert masked.largest["other activations"] - plain.largest["other activations"] == 4 * each
 
 
 def test_mem_13_selective_recomputation_saves_little_where_attention_is_fused() -> None:
