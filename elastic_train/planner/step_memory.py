@@ -96,6 +96,8 @@ class StepMemory:
             held["gradients"] = 0
         if later and self._keeps and not self._exact:
             held["whole gradients"] = self._reduce * self._sum("whole")
+        elif later and not self._exact:
+            held["communication buffers"] = self._reduce * self._outer.padded  # FSDP2 keeps the last one
         return held
 
     def _block_pass(self, held: Counter[str], number: int) -> Counter[str]:
