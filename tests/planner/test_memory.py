@@ -26,7 +26,7 @@ GIB = 2**30
 QUICKSTART = Path(__file__).parents[2] / "jobs" / "configs" / "quickstart.yaml"
 MODEL = {
     "hidden_size": 256,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "intermediate_size": 704,
@@ -41,7 +41,7 @@ def case(strategy: str, layout: Layout, *, stage: int = 0, tokens: int = 128, **
         training={"precision": "bf16", "global_batch": 2 * layout.data_ranks} | sections.get("training", {}),
         parallel={"data": strategy} | sections.get("parallel", {}),
     )
-    return Case(job, layout, Coordinates(stage, 0, 0, 0, 0), steps=2)
+    return Case(job, layout, Coordinates(stage, 0, 0, 0, 0), steps=1)
 
 
 FOUR = Layout(dp_shard=4)
@@ -50,7 +50,6 @@ PEAKS = [
     case("ddp", Layout(dp_replicate=4), training={"recompute": "full"}),
     case("zero1", FOUR, training={"reduce_dtype": "bf16"}, data={"document_mask": True}, tokens=512),
     case("zero2", FOUR),
-    case("zero2", FOUR, training={"precision": "fp32", "global_batch": 4}),
     case("zero3", FOUR),
     case("zero3", FOUR, training={"precision": "fp32", "global_batch": 4}),
     case("zero3", FOUR, parallel={"reshard_after_forward": True, "prefetch": 0}),
@@ -58,14 +57,14 @@ PEAKS = [
     case("hsdp", Layout(dp_replicate=2, dp_shard=2)),
     case("zero3", Layout(dp_shard=2, cp=2, tp=2)),
     *(case("zero3", PIPED, stage=stage, parallel={"pipeline": "gpipe"}) for stage in (0, 1)),
-    *(case("zero1", PIPED, stage=stage) for stage in (0, 1)),
+    case("zero1", PIPED, stage=1),
 ]
 
 
 @pytest.mark.slow
 def test_most_that_a_step_holds() -> None:
-    """The real engine takes two steps over tensors without data, in which gloo makes no copies."""
-    for one, held in zip(PEAKS, run_ranks(hold, 1, PEAKS)[0], strict=True):
+    """The real engine takes a step over tensors without data, in which gloo makes no copies."""
+    for one, held in zip(PEAKS, run_ranks(hold, 1, PEAKS, timeout=280)[0], strict=True):
         job, place = one.job, one.place.pp
         stages = stages_of_ranks(job.model, job.parallel, one.layout, job.data.sequence_length)[place]
         moments = StepMemory(job, one.layout, place, stages).moments()

@@ -42,7 +42,7 @@ def case(
 
 
 def check(cases: list[Case]) -> None:
-    for one, held in zip(cases, run_ranks(hold, 1, cases)[0], strict=True):
+    for one, held in zip(cases, run_ranks(hold, 1, cases, timeout=280)[0], strict=True):
         memory = memory_of(one.job, one.layout)[one.place.pp]
         state, name = dict(memory.state), f"{one.job.parallel.data} on {one.layout}, stage {one.place.pp}"
         standing = memory.terms.get("pipeline buffers", 0) if one.steps else 0
@@ -56,11 +56,10 @@ def test_strategies_at_8b() -> None:
     check(
         [
             case("llama3-8b", Layout(dp_replicate=8), "ddp", steps=0),
-            case("llama3-8b", Layout(dp_replicate=8), "ddp", steps=0, training={"precision": "fp32"}),
             case("llama3-8b", Layout(dp_shard=8), "zero1", steps=0),
             case("llama3-8b", Layout(dp_replicate=4, dp_shard=16), "zero2", steps=0, training={"reduce_dtype": "bf16"}),
             case("llama3-8b", Layout(dp_shard=8, cp=2, tp=2), "zero2", steps=0),
-            case("llama3-8b", Layout(dp_replicate=128, dp_shard=8), "hsdp", steps=1),
+            case("llama3-8b", Layout(dp_replicate=128, dp_shard=8), "hsdp", steps=0),
         ]
     )
 
@@ -84,7 +83,7 @@ def test_stages_at_405b_on_1024_ranks() -> None:
     wide, deep = Layout(pp=8, dp_shard=16, tp=8), Layout(pp=16, dp_replicate=2, dp_shard=4, tp=8)
     check(
         [
-            *(case("llama3-405b", wide, "zero1", stage=stage, steps=0) for stage in (0, 4, 7)),
+            *(case("llama3-405b", wide, "zero1", stage=stage, steps=0) for stage in (0, 7)),
             *(case("llama3-405b", deep, "hsdp", stage=stage) for stage in (0, 9, 15)),
         ]
     )
@@ -92,14 +91,14 @@ def test_stages_at_405b_on_1024_ranks() -> None:
 
 def test_tied_embeddings_and_uneven_cuts() -> None:
     """24 shards and 5 of them divide none of 4,096, 14,336 and 128,255."""
-    tied, odd = {"tie_word_embeddings": True, "num_hidden_layers": 4}, {"vocab_size": 128_255, "num_hidden_layers": 4}
+    tied, odd = {"tie_word_embeddings": True, "num_hidden_layers": 2}, {"vocab_size": 128_255, "num_hidden_layers": 2}
     check(
         [
             case("llama3-8b", Layout(dp_shard=8), "zero1", steps=0, model=tied),
             *(case("llama3-8b", Layout(pp=2, dp_shard=4), "zero3", stage=stage, model=tied) for stage in (0, 1)),
             case("llama3-8b", Layout(dp_shard=24, tp=8), "zero2", steps=0, model=odd),
             case("llama3-8b", Layout(dp_shard=5, tp=4), "zero3", model=odd),
-            case("llama3-8b", Layout(pp=3, dp_shard=5), "zero1", stage=1, steps=0, model=odd),
+            case("llama3-8b", Layout(pp=2, dp_shard=5), "zero1", stage=1, steps=0, model=odd),
         ]
     )
 
