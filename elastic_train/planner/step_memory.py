@@ -72,7 +72,7 @@ class StepMemory:
             held["whole gradients"] -= self._head_gradient()
         held["logits and loss"] = waiting
         for number in (1, 2)[: self._blocks]:
-            yield AT_BLOCK, self._block_pass(held, number)
+            yield AT_BLOCK, self._block_pass(held, number, later)
             if self._reduces_in_passes:
                 yield AT_REDUCTION, self._reduction(held, number, later)
 
@@ -100,12 +100,12 @@ class StepMemory:
             held["communication buffers"] = self._reduce * self._outer.padded  # FSDP2 keeps the last one
         return held
 
-    def _block_pass(self, held: Counter[str], number: int) -> Counter[str]:
+    def _block_pass(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
         """In the backward pass of the ``number``-th block, when gradients of activations are most.
 
         Of the block's gradients only that of its last projection is there.
         """
-        held, block = self._without_blocks(held, number - 1), self._block
+        held, block = self._without_blocks(held, number - 1, later), self._block
         work = {"gradients of activations": self._passes.backward, "whole gradients": self._compute * block.largest}
         held["whole gradients"] += self._waiting_head()
         if self._cut == "all" and not self._keeps:
@@ -116,7 +116,7 @@ class StepMemory:
         held.update(work)  # adds
         return held
 
-    def _without_blocks(self, held: Counter[str], number: int) -> Counter[str]:
+    def _without_blocks(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
         """The backward pass is through with ``number`` blocks; the reduction of the last one is under way."""
         held, block = held.copy(), self._block
         held["activations of blocks"] -= number * self._passes.block
@@ -129,14 +129,15 @@ class StepMemory:
         held["communication buffers"] = self._reduce * block.padded + FLOAT32 * fresh * block.part
         if self._keeps:
             held["gathered weights"] -= number * self._compute * block.padded
+            held["whole gradients"] -= number * self._reduce * block.whole if later else 0
         return held
 
     def _reduction(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
         """The ``number``-th block's gradients are whole, and in the buffer from which they are scattered."""
-        held, block = self._without_blocks(held, number), self._block
+        held, block = self._without_blocks(held, number, later), self._block
         if later and self._keeps and self._cut == "all":
-            # Added to those of earlier micro-batches, tensor by tensor, of which those of the block before are gone.
-            held["whole gradients"] -= (number - 1) * self._reduce * block.whole
+            # Added to those of earlier micro-batches, tensor by tensor.
+            held["whole gradients"] += self._reduce * block.whole
             held["whole gradients"] += self._waiting_head() if self._compute != self._reduce else 0
         else:
             held["whole gradients"] += self._compute * block.whole + self._waiting_head()
