@@ -59,7 +59,7 @@ def test_strategies_at_8b() -> None:
             case("llama3-8b", Layout(dp_shard=8), "zero1", steps=0),
             case("llama3-8b", Layout(dp_replicate=4, dp_shard=16), "zero2", steps=0, training={"reduce_dtype": "bf16"}),
             case("llama3-8b", Layout(dp_shard=8, cp=2, tp=2), "zero2", steps=0),
-            case("llama3-8b", Layout(dp_replicate=128, dp_shard=8), "hsdp", steps=0),
+            case("llama3-8b", Layout(dp_replicate=2, dp_shard=8), "hsdp", steps=0),
         ]
     )
 
