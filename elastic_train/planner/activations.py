@@ -7,6 +7,7 @@ counted: blocks share them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from elastic_train.config.layout import Layout
@@ -53,7 +54,7 @@ def block_bytes(
     hidden = model.hidden_size * number_bytes
     if recompute == "full":
         return {"block input": held * hidden}
-    norm = held * (hidden + FLOAT32 if fused_norm else 2 * model.hidden_size * FLOAT32 + FLOAT32)
+    norm = _norm_bytes(model, held, number_bytes, fused_norm)
     inner = tokens * model.intermediate_size // layout.tp * number_bytes
     attention = (
         _core_input_bytes(model, layout, tokens, number_bytes)
@@ -70,6 +71,70 @@ def block_bytes(
         "input of gate and up": tokens * hidden,
         "gate, silu(gate), up and their product": 4 * inner,
     }
+
+
+def _norm_bytes(model: ModelConfig, held: int, number_bytes: int, fused: bool) -> int:
+    width = model.hidden_size * number_bytes if fused else 2 * model.hidden_size * FLOAT32
+    return held * (width + FLOAT32)
+
+
+def outer_bytes(
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    sequence: int,
+    batch: int,
+    number_bytes: int,
+    last: bool,
+    fused_norm: bool = False,
+) -> dict[str, int]:
+    """What -> bytes that a stage keeps of one micro-batch outside its blocks, without logits.
+
+    On the last stage for the final norm and the head, which all tensor ranks feed with all tokens; on the others the
+    output, until it has come back as a gradient.
+    """
+    tokens = batch * sequence // layout.cp
+    held, hidden = tokens // layout.tp, model.hidden_size * number_bytes
+    if not last:
+        return {"output of the stage": held * hidden}
+    return {"final norm": _norm_bytes(model, held, number_bytes, fused_norm), "input of the head": tokens * hidden}
+
+
+@dataclass(frozen=True, slots=True)
+class LossBytes:
+    """Of one micro-batch: logits (or their gradient) alone, ``kept`` from forward to backward, ``most`` at the loss."""
+
+    logits: int
+    kept: int
+    most: int
+
+
+def loss_bytes(model: ModelConfig, layout: Layout, *, sequence: int, batch: int, number_bytes: int) -> LossBytes:
+    """Of a rank with the head; nothing is chunked, so all tokens of a micro-batch have their logits at once.
+
+    Per logit: without tensor parallelism float32 log-probabilities are kept, and in the backward pass their gradient
+    and that of the logits, 4 + 4 + 4. With it (``parallel.vocabulary_loss``) float32 probabilities are kept and the
+    gradient is in the precision of compute. torch's pipelines keep the logits as well, as outputs of the stage.
+    """
+    logits = batch * sequence // layout.cp * -(-model.vocab_size // layout.tp)
+    piped = number_bytes if layout.pp > 1 else 0
+    work = 2 * FLOAT32 if layout.tp == 1 else number_bytes
+    return LossBytes(logits * number_bytes, logits * (FLOAT32 + piped), logits * (FLOAT32 + piped + work))
+
+
+def backward_bytes(model: ModelConfig, layout: Layout, *, sequence: int, batch: int, number_bytes: int) -> int:
+    """Gradients of activations inside one block, at most: of the product, of silu(gate) and of up, and of the output.
+
+    An estimate: what is kept for the backward pass goes while these come.
+    """
+    tokens = batch * sequence // layout.cp
+    inner = model.intermediate_size // layout.tp
+    return tokens * number_bytes * (3 * inner + 2 * model.hidden_size // layout.tp)
+
+
+def table_bytes(model: ModelConfig, *, sequence: int) -> int:
+    """Of the cosines and sines of a stage, float32."""
+    return 2 * sequence * model.head_size * FLOAT32
 
 
 def _core_input_bytes(model: ModelConfig, layout: Layout, tokens: int, number_bytes: int) -> dict[str, int]:

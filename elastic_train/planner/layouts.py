@@ -124,9 +124,9 @@ class _Search:
 
     def least_memory(self, nodes: Sequence[int], most: int) -> Layout | None:
         """Of the layouts that would be valid without a limit of memory one that needs least."""
-        widest = (self._widest(base, copies) for _, base, copies in self._bases(nodes, most))
-        valid = [layout for layout in widest if not check_layout(self._job, layout)]
-        return min(valid, key=lambda layout: memory_bytes(self._job, layout), default=None)
+        ends = {end for _, base, copies in self._bases(nodes, most) for end in (base, self._widest(base, copies))}
+        valid = [layout for layout in ends if not check_layout(self._job, layout)]
+        return min(valid, key=lambda layout: (memory_bytes(self._job, layout), layout.world_size), default=None)
 
     def _bases(self, nodes: Sequence[int], most: int) -> Iterator[tuple[float, Layout, int]]:
         """(lower bound of the cost, fixed data ranks with sizes of the other axes, how often that has room)."""
@@ -154,17 +154,20 @@ class _Search:
         """Valid layouts, each with the fewest data ranks for its number of micro-batches, cheapest first."""
         slots, ranks, limit = self._job.training.slots, base.data_ranks, self._job.hosts.memory_bytes
         widest = self._widest(base, copies)
-        if limit is not None and memory_bytes(self._job, widest) > limit:
-            return  # fewer data ranks need no less
+        # Fewer data ranks need no less, but for one alone: it gathers nothing.
+        if limit is not None and min(memory_bytes(self._job, layout) for layout in (widest, base)) > limit:
+            return
         most = widest.data_ranks // ranks
         while most > 0:
             count = -(-slots // (most * ranks))
             fewest = -(-slots // (count * ranks))
-            # More of them may be needed for want of memory; it gets less with each.
-            wanted = bisect.bisect_left(
-                range(fewest, most), True, key=lambda factor: self._split(base, factor) is not None
-            )
-            if (layout := self._split(base, fewest + wanted)) is not None:
+            layout = self._split(base, fewest)
+            if layout is None and fewest < most:
+                # More of them may be needed for want of memory; it gets less with each.
+                others = range(fewest + 1, most)
+                wanted = bisect.bisect_left(others, True, key=lambda factor: self._split(base, factor) is not None)
+                layout = self._split(base, fewest + 1 + wanted)
+            if layout is not None:
                 yield layout
             most = fewest - 1
 

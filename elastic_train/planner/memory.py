@@ -1,79 +1,82 @@
-"""An estimate of the bytes that the fullest rank of a layout holds on its device, to be held against ``hosts.memory``.
+"""Bytes that a rank holds at most during a step, term by term, to be held against ``hosts.memory``.
 
-State is the table of docs/parallelism.md: 16 bytes per parameter (18 with bf16 compute and fp32 reduction), divided as
-the data strategy divides it, plus what ``zero3`` gathers during a step. Activations are ``planner.activations`` for
-the micro-batches that are in flight, plus the logits of one. Snapshot images, buffers of collectives and what the
-allocator wastes are not counted.
+State between steps is ``planner.model_state``, exact. What comes and goes is looked at in the moments at which it can
+be most: at the loss, where all activations and logits are there; in the backward pass of the block that comes first
+in it; at the end of the backward pass; and in the update. The moment with the largest sum counts. Lifetimes are those
+of this engine and of FSDP2 as torch 2.13 has it; the tests let the real engine run a step over tensors without data.
+
+On top come what the process itself takes on a device (``RUNTIME``) and what allocators waste (``SLACK``). Not counted:
+images of snapshots, which are files in memory; the whole matrix that Muon's update works on; workspaces of kernels.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.planner.activations import FLOAT32, block_bytes
-from elastic_train.planner.constraints import micro_batches_per_rank
-from elastic_train.planner.stage_split import layer_costs, split_layers, stages_of_rank, total_stages
+from elastic_train.planner.parameters import StageParameters, stages_of_ranks
+from elastic_train.planner.step_memory import StepMemory
+
+SLACK = {"cpu": 1.0, "cuda": 0.05}
+"""Fraction of what comes and goes that the allocator holds beside it, by device. On cpu glibc keeps what was freed:
+measured 0.6 to 1.5 at the size of the quickstart, and 0 with MALLOC_MMAP_THRESHOLD_=65536. On cuda an assumption."""
+SLACK_LIMIT = {"cpu": 256 * 2**20, "cuda": None}
+"""Pieces of 32 MiB and more glibc maps one by one, and gives them back."""
+RUNTIME = {"cpu": 0, "cuda": 2**30}
+"""CUDA context and NCCL's channels; a round number, not measured. On cpu a process' own memory is not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The first rank of every other axis on one pipeline rank, which holds most of what divides unevenly."""
+
+    stages: tuple[int, ...]
+    state: dict[str, int]
+    """Bytes between two steps; with ``parallel.offload`` in CPU memory, and not among ``terms``."""
+    terms: dict[str, int]
+    """Bytes at ``moment``; those of ``state`` that are not there yet or no more are left out."""
+    moment: str
+    """When in a step most is held."""
+    largest: dict[str, int]
+    """Bytes of every term when it is largest; not all are at the same moment, so their sum is more than ``total``."""
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return sum(self.terms.values())
+
+
+def memory_of(job: Job, layout: Layout) -> tuple[RankMemory, ...]:
+    """One per pipeline rank. ``layout`` has a layer for every stage; other constraints may be violated."""
+    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+    return tuple(_rank_memory(job, layout, number, stages) for number, stages in enumerate(ranks))
+
+
+def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> RankMemory:
+    step, device = StepMemory(job, layout, number, stages), job.hosts.device
+    moments = list(step.moments())
+    if job.parallel.offload:  # the state is elsewhere
+        moments = [
+            (name, Counter({t: size for t, size in held.items() if t not in step.state})) for name, held in moments
+        ]
+    moment, found = max(moments, key=lambda entry: entry[1].total())
+    largest: Counter[str] = Counter()
+    for _, each in moments:
+        largest |= each
+    transient = sum(size for name, size in found.items() if name not in step.state)
+    slack, limit = int(SLACK[device] * transient), SLACK_LIMIT[device]
+    terms = {**found, "runtime": RUNTIME[device], "allocator slack": slack if limit is None else min(slack, limit)}
+    held = {name: size for name, size in terms.items() if size}
+    return RankMemory(tuple(stage.stage for stage in stages), step.state, held, moment, dict(largest))
 
 
 def memory_bytes(job: Job, layout: Layout) -> int:
     """Bytes of the pipeline rank that needs most."""
-    parallel, model = job.parallel, job.model
-    stages = total_stages(parallel, layout.pp)
-    costs = layer_costs(model, job.data.sequence_length)
-    layers = [len(part) for part in split_layers(model.num_hidden_layers, stages, costs)]
-    embedding = model.vocab_size * model.hidden_size
-    block = (model.num_parameters - embedding * (1 if model.tie_word_embeddings else 2)) // model.num_hidden_layers
-    most = 0
-    for rank in range(layout.pp):
-        own = stages_of_rank(parallel, layout.pp, rank)
-        count = sum(layers[stage] for stage in own)
-        ends = {0, stages - 1} & set(own)
-        tables = 1 if model.tie_word_embeddings and len(ends) == 2 else len(ends) if stages > 1 else 2
-        parameters = (count * block + tables * embedding) // layout.tp
-        needed = _state_bytes(job, layout, parameters, block // layout.tp) + count * _activation_bytes(job, layout)
-        if stages - 1 in own:
-            tokens = job.training.micro_batch * job.data.sequence_length // layout.cp
-            needed += 2 * tokens * model.vocab_size // layout.tp * FLOAT32  # logits and their gradient
-        most = max(most, needed)
-    return most
-
-
-def _state_bytes(job: Job, layout: Layout, parameters: int, block: int) -> int:
-    training, parallel = job.training, job.parallel
-    whole = 4 if training.precision == "fp32" else 2
-    gradient = 4 if training.reduce_dtype == "fp32" else 2
-    ranks = layout.shards
-    master = 8 if whole == 4 else 12
-    """float32 moments, and with another precision of compute the master weights"""
-    if parallel.data == "ddp" or (ranks == 1 and parallel.data in ("zero3", "hsdp")):
-        per_parameter = whole + gradient + float(master)
-    elif parallel.data == "zero1":
-        per_parameter = whole + gradient + master / ranks
-    elif parallel.data == "zero2":
-        per_parameter = whole + (gradient + master) / ranks
-    else:
-        per_parameter = 16 / ranks + (0 if parallel.reshard_after_forward else whole + gradient)
-    if training.ema_decay is not None:
-        per_parameter += 4 / (1 if parallel.data == "ddp" else ranks)
-    if training.determinism == "exact":
-        per_parameter += 8
-    gathered = (2 + parallel.prefetch) * block * whole if parallel.reshard_after_forward and ranks > 1 else 0
-    return int(parameters * per_parameter) + gathered
-
-
-def _activation_bytes(job: Job, layout: Layout) -> int:
-    """Of one block, for the micro-batches that a rank has in flight: all of them with gpipe, else about one a stage."""
-    training = job.training
-    count = micro_batches_per_rank(job, layout)
-    flying = 1 if layout.pp == 1 else count if job.parallel.pipeline == "gpipe" else min(count, layout.pp)
-    terms = block_bytes(
-        job.model,
-        layout,
-        sequence=job.data.sequence_length,
-        batch=training.micro_batch,
-        number_bytes=4 if training.precision == "fp32" else 2,
-        recompute=training.recompute,
-        context=job.parallel.context,
-        fused_norm=job.hosts.device == "cuda",
-    )
-    return flying * sum(terms.values())
+    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+    # Of ranks with equal stages the first keeps most micro-batches: the others need no look.
+    different = {
+        tuple((stage.blocks, stage.first, stage.last) for stage in ranks[n]): n for n in range(layout.pp)[::-1]
+    }
+    return max(_rank_memory(job, layout, number, ranks[number]).total for number in different.values())

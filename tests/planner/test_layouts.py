@@ -196,16 +196,28 @@ def test_never_more_hosts_than_allowed() -> None:
 
 
 def test_limit_of_memory_is_kept_and_the_number_that_would_do_is_told() -> None:
-    job = job_of("hosts.memory=2700KiB", "hosts.max=8")
+    job = job_of("hosts.memory=4000KiB", "hosts.max=8")
     needed = {hosts: memory_bytes(job, Layout(dp_shard=hosts)) for hosts in range(1, 9)}
-    fewest = min(hosts for hosts, size in needed.items() if size <= 2700 * 2**10)
-    assert fewest > 2
-    with pytest.raises(NoLayout, match=rf"needs 3.4 MiB a host; hosts.memory=2700KiB; {fewest} hosts would do"):
+    assert [hosts for hosts, size in needed.items() if size <= 4000 * 2**10] == [8]
+    least = f"layout single needs {needed[1] / 2**20:,.1f} MiB a host; hosts.memory="
+    with pytest.raises(NoLayout, match=rf"{least}4000KiB; 8 hosts would do"):
         choose_layout(job, 2)
-    assert choose_layout(job, fewest).layout == Layout(dp_shard=fewest)
+    assert choose_layout(job, 8).layout == Layout(dp_shard=8)
     (problem,) = check_job(job_of("hosts.memory=1KiB", "hosts.max=8"))
-    assert problem.startswith("hosts.min=1: 1 host cannot run this job: layout single needs 3.4 MiB a host; ")
+    assert problem.startswith(f"hosts.min=1: 1 host cannot run this job: {least}")
     assert problem.endswith("none up to hosts.max=8 would do")
+
+
+def test_one_rank_is_taken_where_those_that_share_would_need_more() -> None:
+    """Alone it gathers nothing; two hold half of the state, and all weights and gradients beside it."""
+    job = job_of("hosts.memory=4500KiB", "hosts.max=8")
+    assert memory_bytes(job, Layout()) < 4500 * 2**10 < memory_bytes(job, Layout(dp_shard=2))
+    choices = [choose_layout(job, hosts) for hosts in (1, 4, 8)]
+    assert [(choice.layout, choice.spares) for choice in choices] == [
+        (Layout(), 0),
+        (Layout(), 3),
+        (Layout(dp_shard=8), 0),
+    ]
 
 
 def test_exact_jobs_keep_the_axes_that_change_bits() -> None:

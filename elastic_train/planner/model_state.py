@@ -1,0 +1,90 @@
+"""Weights, gradients and optimizer state that a rank holds between two steps, as this engine divides them.
+
+The table of docs/parallelism.md, tensor by tensor: uneven parts, padding, and the first rank of every axis, which holds
+most. Exact: the tests build the engine on a fake process group over tensors without data and compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.planner.activations import FLOAT32
+from elastic_train.planner.parameters import StageParameters
+
+Division = Literal["none", "optimizer", "gradients", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Bytes of a number in compute, and of a gradient while it is accumulated and reduced."""
+
+    compute: int
+    gradient: int
+
+    @property
+    def separate_master(self) -> bool:
+        """Whether the float32 master weights are others than those that compute uses."""
+        return self.compute != FLOAT32
+
+
+def numbers_of(job: Job) -> Numbers:
+    training = job.training
+    return Numbers(FLOAT32 if training.precision == "fp32" else 2, FLOAT32 if training.reduce_dtype == "fp32" else 2)
+
+
+def division(job: Job, layout: Layout) -> Division:
+    """What is cut over ``dp_shard x cp``; strategies that have nobody to share with hold everything whole."""
+    data = job.parallel.data
+    if data in ("zero3", "hsdp"):
+        return "all" if layout.dp_replicate * layout.shards > 1 or job.parallel.offload else "none"
+    if layout.shards == 1 or data == "ddp":
+        return "none"
+    return "optimizer" if data == "zero1" else "gradients"
+
+
+def model_state(job: Job, layout: Layout, stages: Sequence[StageParameters]) -> dict[str, int]:
+    """Term -> bytes of a rank with ``stages``, between two steps. Terms that take nothing are left out.
+
+    With ``precision: fp32`` the weights are their own masters. Sharded weights (``zero3``, ``hsdp``) are float32
+    masters only: copies for compute exist while they are gathered.
+    """
+    numbers, cut = numbers_of(job), division(job, layout)
+    whole = sum(stage.whole for stage in stages)
+    own = whole if cut == "none" else sum(stage.part for stage in stages)
+    terms = {
+        "weights": 0 if cut == "all" else numbers.compute * whole,
+        "gradients": _gradient_bytes(job, layout, stages, cut, numbers),
+        "master weights": FLOAT32 * own if cut == "all" or numbers.separate_master else 0,
+        "optimizer state": _optimizer_bytes(job, stages, cut),
+        "averaged weights": FLOAT32 * own if job.training.ema_decay is not None else 0,
+    }
+    return {term: size for term, size in terms.items() if size}
+
+
+def _gradient_bytes(
+    job: Job, layout: Layout, stages: Sequence[StageParameters], cut: Division, numbers: Numbers
+) -> int:
+    if job.training.determinism == "exact":
+        return 8 * sum(stage.whole if cut == "none" else stage.padded for stage in stages)
+    if cut == "all":
+        return FLOAT32 * sum(stage.part for stage in stages)  # FSDP2 casts what it reduced to the master's precision
+    return numbers.gradient * sum(stage.part if cut == "gradients" else stage.whole for stage in stages)
+
+
+def _optimizer_bytes(job: Job, stages: Sequence[StageParameters], cut: Division) -> int:
+    config, whole = job.optimizer, cut == "none"
+    elements = sum(stage.whole if whole else stage.part for stage in stages)
+    if config.name == "sgd":
+        return FLOAT32 * elements if config.momentum else 0
+    if config.name == "lion":
+        return FLOAT32 * elements
+    if config.name == "muon":
+        matrices = sum(
+            stage.blocks * (stage.block.matrices if whole else stage.block.matrices_part) for stage in stages
+        )
+        return FLOAT32 * (2 * elements - matrices)
+    return 2 * FLOAT32 * elements

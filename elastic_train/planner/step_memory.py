@@ -1,0 +1,201 @@
+"""What a pipeline rank holds at the moments of a step in which it can hold most; see ``planner.memory``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.planner.activations import FLOAT32
+from elastic_train.planner.constraints import micro_batches_per_rank
+from elastic_train.planner.in_flight import micro_batches_in_flight
+from elastic_train.planner.model_state import division, model_state, numbers_of
+from elastic_train.planner.parameters import StageParameters, Unit
+from elastic_train.planner.pass_memory import PassMemory
+
+AT_LOSS = "at the loss"
+AT_HEAD = "in the backward pass of the head"
+AT_BLOCK = "in the backward pass of a block"
+AT_REDUCTION = "at the reduction of a block's gradients"
+AT_END = "at the end of the backward pass"
+AT_UPDATE = "in the update"
+AT_PUBLICATION = "when updated weights are gathered"
+
+
+class StepMemory:
+    """One pipeline rank, as the first rank of every other axis; all in bytes."""
+
+    def __init__(self, job: Job, layout: Layout, number: int, stages: Sequence[StageParameters]) -> None:
+        """``number``: of the pipeline rank, which holds ``stages``."""
+        self._job, self._layout, self._stages = job, layout, stages
+        self._compute, self._reduce = numbers_of(job).compute, numbers_of(job).gradient
+        self._cut = division(job, layout)
+        self._exact = job.training.determinism == "exact"
+        self._count = micro_batches_per_rank(job, layout)
+        self._flying = micro_batches_in_flight(job.parallel, layout.pp, number, self._count)
+        # torch's pipelines let go of weights, and reduce, only after the last backward pass.
+        self._keeps = not job.parallel.reshard_after_forward or layout.pp > 1
+        # Such gradients of weights are collected, and reduced after the last backward pass.
+        self._splits = layout.pp > 1 and job.parallel.splits_backward
+        self._block, self._blocks = stages[0].block, sum(stage.blocks for stage in stages)
+        self._outer = max((stage.outer for stage in stages), key=lambda unit: unit.padded)
+        self._passes = PassMemory(job, layout, stages)
+        self.state = model_state(job, layout, stages)
+
+    def moments(self) -> Iterator[tuple[str, Counter[str]]]:
+        """(moment, term -> bytes). Moments come twice where later micro-batches find gradients of earlier ones."""
+        yield from self._backward(self._flying, later=False)
+        if self._count > 1 and (self._cut in ("gradients", "all") or self._splits):
+            yield from self._backward(min(self._flying, Fraction(self._count - 1)), later=True)
+        yield AT_END, self._end()
+        yield AT_UPDATE, self._update()
+        if self._cut in ("optimizer", "gradients"):
+            yield AT_PUBLICATION, self._publication()
+
+    def _backward(self, flying: Fraction, *, later: bool) -> Iterator[tuple[str, Counter[str]]]:
+        """A backward pass that begins with activations of ``flying`` micro-batches."""
+        passes = self._passes
+        held = self._resident(later)
+        held["activations of blocks"] = int(flying * passes.blocks)
+        held["other activations"] = int(flying * passes.outside)
+        waiting = int((flying - 1) * passes.loss.kept)
+        if passes.loss.most:
+            held["logits and loss"] = waiting + passes.loss.most
+            yield AT_LOSS, held
+            held = held.copy()
+            held["logits and loss"] = waiting + passes.loss.logits
+            held["whole gradients"] += self._head_gradient()
+            yield AT_HEAD, held
+            held = held.copy()
+            held["whole gradients"] -= self._head_gradient()
+        held["logits and loss"] = waiting
+        for number in (1, 2)[: self._blocks]:
+            yield AT_BLOCK, self._block_pass(held, number, later)
+            if self._reduces_in_passes:
+                yield AT_REDUCTION, self._reduction(held, number, later)
+
+    @property
+    def _reduces_in_passes(self) -> bool:
+        """Whether a bucket of whole gradients is scattered, and let go, as soon as it is complete."""
+        return not self._exact and (self._cut == "gradients" or (self._cut == "all" and self._layout.pp == 1))
+
+    def _resident(self, later: bool) -> Counter[str]:
+        """State and weights during the passes. ``later``: a backward pass of the step has been."""
+        held = Counter(self.state | self._passes.standing)
+        if self._cut != "all":
+            held["whole gradients"] = self._compute * self._sum("whole") if later and self._splits else 0
+            if later and self._reduces_in_passes:
+                # Those of the micro-batch before that were scattered last are waited for when others are.
+                held |= self._scattered(self._outer, self._block)
+            return held
+        kept = self._sum("padded") if self._keeps else sum(stage.outer.padded for stage in self._stages)
+        held["gathered weights"] = self._compute * kept
+        if not self._exact and (self._keeps or not later):
+            held["gradients"] = 0
+        if later and self._keeps and not self._exact:
+            held["whole gradients"] = self._reduce * self._sum("whole")
+        elif later and not self._exact:
+            held["communication buffers"] = self._reduce * self._outer.padded  # FSDP2 keeps the last one
+        return held
+
+    def _block_pass(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
+        """In the backward pass of the ``number``-th block, when gradients of activations are most.
+
+        Of the block's gradients only that of its last projection is there.
+        """
+        held, block = self._without_blocks(held, number - 1, later), self._block
+        work = {"gradients of activations": self._passes.backward, "whole gradients": self._compute * block.largest}
+        held["whole gradients"] += self._waiting_head()
+        if self._cut == "all" and not self._keeps:
+            unit, ahead = self._compute * block.padded, self._job.parallel.prefetch
+            held["gathered weights"] += (1 + ahead) * unit
+            if not ahead and sum(work.values()) < unit:
+                work = {"gathered weights": unit}  # of a buffer that is copied out before the pass begins
+        held.update(work)  # adds
+        return held
+
+    def _without_blocks(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
+        """The backward pass is through with ``number`` blocks; the reduction of the last one is under way."""
+        held, block = held.copy(), self._block
+        held["activations of blocks"] -= number * self._passes.block
+        if number == 0 or not self._reduces_in_passes:
+            return held
+        if self._cut == "gradients":
+            return held | self._scattered(*[block] * number)
+        # What comes out becomes the gradient, or is added to it.
+        fresh = 1 if held["gradients"] else number
+        held["communication buffers"] = self._reduce * block.padded + FLOAT32 * fresh * block.part
+        if self._keeps:
+            held["gathered weights"] -= number * self._compute * block.padded
+            held["whole gradients"] -= number * self._reduce * block.whole if later else 0
+        return held
+
+    def _reduction(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
+        """The ``number``-th block's gradients are whole, and in the buffer from which they are scattered."""
+        held, block = self._without_blocks(held, number, later), self._block
+        if later and self._keeps and self._cut == "all":
+            # Added to those of earlier micro-batches, tensor by tensor.
+            held["whole gradients"] += self._reduce * block.whole
+            held["whole gradients"] += self._waiting_head() if self._compute != self._reduce else 0
+        else:
+            held["whole gradients"] += self._compute * block.whole + self._waiting_head()
+        if self._cut == "all":
+            held |= self._scattered(block)
+            held["gathered weights"] += 0 if self._keeps else self._compute * self._job.parallel.prefetch * block.padded
+        return held
+
+    def _end(self) -> Counter[str]:
+        """What is outside the blocks is reduced, as the last unit; with ``zero3`` and a pipeline all units are."""
+        held, outer, block = Counter(self.state | self._passes.standing), self._outer, self._block
+        if self._cut in ("none", "optimizer") or self._exact:
+            held["whole gradients"] = self._compute * max(outer.largest, block.largest)
+        elif self._cut == "gradients":
+            held["whole gradients"] = self._compute * outer.whole
+            held |= self._scattered(outer, block)
+        elif self._layout.pp > 1:
+            held["gathered weights"] = self._compute * self._sum("padded")
+            held["whole gradients"] = self._reduce * self._sum("whole")
+            held |= self._scattered(max(outer, block, key=lambda unit: unit.padded))
+            held["gradients"] = 0
+        else:
+            added_up = self._count > 1 and self._keeps
+            held["whole gradients"] = (self._reduce if added_up else self._compute) * outer.whole
+            held |= self._scattered(outer)
+        return held
+
+    def _update(self) -> Counter[str]:
+        held, outer, block = Counter(self.state | self._passes.standing), self._outer, self._block
+        shards = 1 if self._cut == "none" else self._layout.shards
+        # Clipping makes a float32 copy of a block's gradients, or of a matrix' outside the blocks; a cast is another.
+        copies = 2 if self._reduce != FLOAT32 and self._cut != "all" else 1
+        held["gradients in float32"] = copies * FLOAT32 * -(-max(block.whole, outer.largest) // shards)
+        if self._exact:
+            held["gradients in float32"] = FLOAT32 * self._sum("whole" if self._cut == "none" else "part")
+        return held
+
+    def _publication(self) -> Counter[str]:
+        """Weights are gathered with ``zero1`` and ``zero2``, two buckets at a time."""
+        held = Counter(self.state | self._passes.standing)
+        second = max(self._block, self._outer, key=lambda unit: unit.padded)
+        held["communication buffers"] = self._compute * sum(unit.padded + unit.part for unit in (self._block, second))
+        return held
+
+    def _scattered(self, *units: Unit) -> Counter[str]:
+        """Buffers of reduce-scatters under way. Gloo keeps a copy of what goes in; FSDP2's output becomes gradients."""
+        padded = self._reduce * sum(unit.padded for unit in units)
+        out = 0 if self._cut == "all" else self._reduce * sum(unit.part for unit in units)
+        copies = padded if self._job.hosts.device == "cpu" else 0
+        return Counter({"communication buffers": padded + out, "copies by gloo": copies})
+
+    def _waiting_head(self) -> int:
+        """The head's gradient where it waits for that of the embedding: ``zero2`` and ``zero3`` reduce them at once."""
+        return self._head_gradient() if self._cut in ("gradients", "all") and not self._exact else 0
+
+    def _head_gradient(self) -> int:
+        return self._compute * max(stage.outer.largest if stage.last else 0 for stage in self._stages)
+
+    def _sum(self, count: str) -> int:
+        """Elements of all stages; ``count``: an attribute of ``StageParameters``."""
+        return sum(getattr(stage, count) for stage in self._stages)
