@@ -1,0 +1,187 @@
+"""Which parameters a pipeline stage holds, how tensor parallelism and sharding cut them, and how many that makes.
+
+Exact: names, shapes and cuts are those of ``model.transformer`` and ``parallel.tensor``, which the tests compare. Cuts
+are those of ``torch.chunk``: ``ceil(size / parts)`` in dim 0 of what tensor parallelism leaves, so the first rank of
+each axis holds most. That rank is meant wherever none is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.parallel import ParallelConfig
+from elastic_train.planner.stage_split import layer_costs, split_layers, stages_of_rank, total_stages
+
+Kind = Literal["embedding", "attention", "feed-forward", "norms", "head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor of a block (``self_attn.q_proj.weight``) or one outside the blocks (``lm_head.weight``), whole.
+
+    ``tensor_dim``: the dim that tensor parallelism cuts, None if every tensor rank holds all of it.
+    """
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    tensor_dim: int | None
+
+    def cut(self, tp: int, index: int = 0) -> tuple[int, ...]:
+        """The shape that tensor rank ``index`` of ``tp`` holds."""
+        return tuple(_chunk(size, tp, index) if dim == self.tensor_dim else size for dim, size in enumerate(self.shape))
+
+
+def _chunk(size: int, parts: int, index: int) -> int:
+    step = -(-size // parts)
+    return min((index + 1) * step, size) - min(index * step, size)
+
+
+def block_parameters(model: ModelConfig) -> Iterator[Parameter]:
+    """Those of one block, in the order in which the module has them."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    queries, keys = model.num_attention_heads * model.head_size, model.num_key_value_heads * model.head_size
+    yield Parameter("input_layernorm.weight", "norms", (hidden,), None)
+    for name, width in (("q", queries), ("k", keys), ("v", keys)):
+        yield Parameter(f"self_attn.{name}_proj.weight", "attention", (width, hidden), 0)
+        if model.qkv_bias:
+            yield Parameter(f"self_attn.{name}_proj.bias", "attention", (width,), 0)
+    yield Parameter("self_attn.o_proj.weight", "attention", (hidden, queries), 1)
+    yield Parameter("post_attention_layernorm.weight", "norms", (hidden,), None)
+    for name in ("gate", "up"):
+        yield Parameter(f"mlp.{name}_proj.weight", "feed-forward", (inner, hidden), 0)
+    yield Parameter("mlp.down_proj.weight", "feed-forward", (hidden, inner), 1)
+
+
+def outer_parameters(model: ModelConfig, *, first: bool, last: bool) -> Iterator[Parameter]:
+    """Those of a stage that are outside its blocks. A head tied to an embedding of the same stage is not another one.
+
+    A tied head on a stage of its own is a copy, under its own name here.
+    """
+    table = (model.vocab_size, model.hidden_size)
+    if first:
+        yield Parameter("model.embed_tokens.weight", "embedding", table, 0)
+    if last:
+        yield Parameter("model.norm.weight", "norms", (model.hidden_size,), None)
+    if last and not (first and model.tie_word_embeddings):
+        yield Parameter("lm_head.weight", "head", table, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Tensors that are gathered and reduced together: those of a block, or those of a stage outside its blocks.
+
+    All in elements of one tensor rank. ``padded``: what a gathering of equal parts moves and takes.
+    """
+
+    whole: int
+    part: int
+    """of the first of the ranks that shard"""
+    padded: int
+    largest: int
+    """of the largest tensor"""
+    matrices: int
+    """of those with two dims"""
+    matrices_part: int
+    """of the first of the ranks that shard"""
+
+
+def _unit(parameters: Iterator[Parameter], tp: int, shards: int) -> Unit:
+    sizes: list[tuple[int, int, bool]] = []
+    for parameter in parameters:
+        rows, *rest = parameter.cut(tp)
+        row = math.prod(rest)
+        sizes.append((rows * row, -(-rows // shards) * row, bool(rest)))
+    part = sum(own for _, own, _ in sizes)
+    return Unit(
+        whole=sum(size for size, _, _ in sizes),
+        part=part,
+        padded=part * shards,
+        largest=max((size for size, _, _ in sizes), default=0),
+        matrices=sum(size for size, _, matrix in sizes if matrix),
+        matrices_part=sum(own for _, own, matrix in sizes if matrix),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StageParameters:
+    """One pipeline stage of one rank: ``blocks`` times ``block``, and ``outer``."""
+
+    stage: int
+    blocks: int
+    block: Unit
+    outer: Unit
+    first: bool
+    last: bool
+
+    @property
+    def whole(self) -> int:
+        return self.blocks * self.block.whole + self.outer.whole
+
+    @property
+    def part(self) -> int:
+        return self.blocks * self.block.part + self.outer.part
+
+    @property
+    def padded(self) -> int:
+        return self.blocks * self.block.padded + self.outer.padded
+
+
+@lru_cache(maxsize=4096)
+def _layers(model: ModelConfig, sequence: int, stages: int) -> tuple[int, ...]:
+    """Blocks of every stage."""
+    return tuple(len(part) for part in split_layers(model.num_hidden_layers, stages, layer_costs(model, sequence)))
+
+
+@lru_cache(maxsize=4096)
+def _units(model: ModelConfig, tp: int, shards: int) -> tuple[Unit, dict[tuple[bool, bool], Unit]]:
+    """Of a block, and outside the blocks by (first, last)."""
+    outer = {
+        (first, last): _unit(outer_parameters(model, first=first, last=last), tp, shards)
+        for first in (False, True)
+        for last in (False, True)
+    }
+    return _unit(block_parameters(model), tp, shards), outer
+
+
+def stages_of_ranks(
+    model: ModelConfig, parallel: ParallelConfig, layout: Layout, sequence: int
+) -> list[list[StageParameters]]:
+    """For every pipeline rank the stages that it holds. ``sequence``: tokens, which decide how layers are split."""
+    stages = total_stages(parallel, layout.pp)
+    layers = _layers(model, sequence, stages)
+    block, outer = _units(model, layout.tp, layout.shards)
+    return [
+        [
+            StageParameters(stage, layers[stage], block, outer[stage == 0, stage == stages - 1], *ends)
+            for stage in stages_of_rank(parallel, layout.pp, rank)
+            for ends in ((stage == 0, stage == stages - 1),)
+        ]
+        for rank in range(layout.pp)
+    ]
+
+
+def parameters_by_kind(
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    layout: Layout,
+    sequence: int,
+    *,
+    pipeline_rank: int = 0,
+    tensor_rank: int = 0,
+) -> dict[Kind, int]:
+    """Elements that a rank computes with, before sharding; kinds that it has none of are left out."""
+    found: Counter[Kind] = Counter()
+    for held in stages_of_ranks(model, parallel, layout, sequence)[pipeline_rank]:
+        for parameter in block_parameters(model):
+            found[parameter.kind] += held.blocks * math.prod(parameter.cut(layout.tp, tensor_rank))
+        for parameter in outer_parameters(model, first=held.first, last=held.last):
+            found[parameter.kind] += math.prod(parameter.cut(layout.tp, tensor_rank))
+    return dict(found)
