@@ -11,13 +11,14 @@ from elastic_train.config.layout import Layout
 Axis = Literal["tp", "cp", "pp", "shard", "replicate", "batch", "stage", "world"]
 """Groups of ranks (``parallel.mesh``): ``shard`` is dp_shard x cp, ``batch`` dp_replicate x dp_shard x cp."""
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
-Overlap = Literal["nothing", "first forward", "last backward", "backwards", "passes"]
+Overlap = Literal["nothing", "first forward", "last backward", "backwards", "all passes", "other passes"]
 OVERLAPS: dict[Overlap, str] = {
     "nothing": "compute waits for it",
     "first forward": "runs beside the forward pass of the first micro-batch, but for the first unit",
     "last backward": "runs beside the backward pass of the last micro-batch, but for the last unit",
     "backwards": "runs beside the backward passes, but for the last unit of each",
-    "passes": "runs beside the passes of other micro-batches and other blocks",
+    "all passes": "runs beside forward and backward passes, but for the first unit of each",
+    "other passes": "runs beside the passes of other micro-batches",
 }
 
 

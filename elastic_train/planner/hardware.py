@@ -42,6 +42,10 @@ class Accelerator:
     """accelerators of one node"""
     efficiency: float
     """share of the peak that the operations of a training step reach while nothing waits: calibration replaces it"""
+    transfer_efficiency: float = 0.8
+    """share of its memory, link and network bandwidth that is reached: calibration replaces it"""
+    block_seconds: float = 0.0
+    """what a block costs in one direction beside its operations, whatever its size: launches, Python"""
     computing_at_once: int | None = None
     """how many of a node compute at full speed at the same time; None: all (CPU ranks share cores)"""
     overlaps: bool = True
@@ -69,6 +73,7 @@ _B200 = "NVIDIA HGX B200 (nvidia.com/en-us/data-center/hgx), dense; DGX B200: 64
 _MI300X = "AMD Instinct MI300X data sheet (amd.com/en/products/accelerators/instinct/mi300/mi300x.html)"
 _SMI = "memory.total of nvidia-smi"
 _HOPS = "NCCL's tuning model (src/graph/tuning.cc): about 1 us per hop on NVLink, 3 to 5 us on a network, rounded up"
+_NCCL = "nccl-tests: bus bandwidth of about 360 of an H100's 450 GB/s, and 40 of 50 GB/s between nodes"
 _HOP_FIELDS = ("link_latency_seconds", "network_latency_seconds")
 _THIS_CPU = "measured: one thread of a 2-core Xeon (Sapphire Rapids) virtual machine, gloo over loopback"
 _MFU = "set so that the published MFU of tests/planner/test_published_runs.py comes out"
@@ -84,6 +89,7 @@ def _sources(data_sheet: str, memory: str, network: str) -> dict[str, str]:
         "link_latency_seconds": _HOPS,
         "network_latency_seconds": _HOPS,
         "efficiency": _MFU,
+        "transfer_efficiency": _NCCL,
     }
 
 
@@ -141,6 +147,8 @@ _CPU = Accelerator(
     network_latency_seconds=1e-4,
     per_node=64,
     efficiency=0.6,
+    transfer_efficiency=1.0,
+    block_seconds=1e-3,
     computing_at_once=2,
     overlaps=False,
     sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU)
@@ -207,6 +215,8 @@ class _File(BaseModel):
     network_latency_seconds: Annotated[float, Field(ge=0)] = 5e-6
     per_node: Annotated[int, Field(ge=1)]
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
+    transfer_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
+    block_seconds: Annotated[float, Field(ge=0)] = 0.0
     computing_at_once: Annotated[int, Field(ge=1)] | None = None
     overlaps: bool = True
     sources: dict[str, str] | None = None

@@ -97,7 +97,7 @@ def _pipeline(job: Job, layout: Layout, number: int, count: int) -> list[Exchang
     forward = sum(stage < last and stage + 1 not in own for stage in own)
     backward = sum(stage > 0 and stage - 1 not in own for stage in own)
     # gpipe and 1f1b wait for each send and receive in turn; the others post them ahead.
-    overlaps: Overlap = "nothing" if parallel.stages_per_rank == 1 and not parallel.splits_backward else "passes"
+    overlaps: Overlap = "nothing" if parallel.stages_per_rank == 1 and not parallel.splits_backward else "other passes"
     return [
         exchange(layout, "pp", "activations to the next stage", "send", count * forward, payload, dtype, overlaps),
         exchange(layout, "pp", "gradients to the stage before", "send", count * backward, payload, dtype, overlaps),

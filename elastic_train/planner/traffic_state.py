@@ -69,7 +69,9 @@ class _Rank:
         if not self.fsdp:
             return
         release, pp = self.job.parallel.reshard_after_forward, self.layout.pp
-        overlaps: Overlap = "nothing" if self.job.parallel.prefetch == 0 else "passes" if release else "first forward"
+        overlaps: Overlap = (
+            "nothing" if self.job.parallel.prefetch == 0 else "all passes" if release else "first forward"
+        )
         for stage, gathers, outer in self._gathers():
             if pp == 1 and release:
                 gathers, outer = 2 * self.count, self.count
