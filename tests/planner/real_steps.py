@@ -79,6 +79,8 @@ class Bytes(TorchDispatchMode):
         name, place = COLLECTIVES[operator]
         payload = arguments[place]
         tensors = payload if isinstance(payload, list) else [payload]
+        if name == "send" and tensors[0].numel() == 1:
+            return  # neighbours of a pipeline greet each other, once
         group = next(each for each in arguments if isinstance(each, torch.ScriptObject))
         name_of_group = dist.ProcessGroup.unbox(group).group_name
         ranks = dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(name_of_group))
@@ -93,8 +95,7 @@ def carried_by_a_step(rank: int, cases: list[tuple[Job, Layout]]) -> list[dict[C
     for job, layout in cases:
         engine = Engine(job, layout, rank, SyntheticBatches(job))
         engine.initialize()
-        engine.train_step(1)  # in the first step groups are made and neighbours greeted
         with Bytes() as carried:
-            engine.train_step(2)
+            engine.train_step(1)
         found.append({key: (carried.count[key], carried.payload[key]) for key in carried.count if len(key[0]) > 1})
     return found
