@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from elastic_train.config.layout import Layout
@@ -42,8 +43,9 @@ class Exchange:
     """of how many pieces, one after the other, the exchanges of one pass consist"""
 
 
-def group_size(axis: Axis, layout: Layout) -> int:
-    """Ranks that exchange along ``axis``."""
+@lru_cache(maxsize=4096)
+def group_sizes(layout: Layout) -> dict[Axis, int]:
+    """Ranks that exchange along each axis."""
     return {
         "tp": layout.tp,
         "cp": layout.cp,
@@ -53,7 +55,7 @@ def group_size(axis: Axis, layout: Layout) -> int:
         "batch": layout.data_ranks * layout.cp,
         "stage": layout.world_size // layout.pp,
         "world": layout.world_size,
-    }[axis]
+    }
 
 
 def sent_share(collective: Collective, ranks: int) -> float:
@@ -78,10 +80,11 @@ def exchange(
     overlaps: Overlap = "nothing",
     units: int = 1,
 ) -> Exchange:
-    sent = count * payload_bytes * sent_share(collective, group_size(axis, layout))
+    sent = count * payload_bytes * sent_share(collective, group_sizes(layout)[axis])
     return Exchange(axis, what, collective, count, payload_bytes, sent, dtype, overlaps, units)
 
 
 def real(exchanges: Iterable[Exchange], layout: Layout) -> list[Exchange]:
     """Those that take place: between more than one rank, with something to send."""
-    return [each for each in exchanges if each.count and each.payload_bytes and group_size(each.axis, layout) > 1]
+    sizes = group_sizes(layout)
+    return [each for each in exchanges if each.count and each.payload_bytes and sizes[each.axis] > 1]

@@ -72,10 +72,13 @@ _H200 = "NVIDIA H200 data sheet (nvidia.com/en-us/data-center/h200): H100's unit
 _B200 = "NVIDIA HGX B200 (nvidia.com/en-us/data-center/hgx), dense; DGX B200: 64 TB/s of HBM3e and 14.4 TB/s of NVLink"
 _MI300X = "AMD Instinct MI300X data sheet (amd.com/en/products/accelerators/instinct/mi300/mi300x.html)"
 _SMI = "memory.total of nvidia-smi"
-_HOPS = "NCCL's tuning model (src/graph/tuning.cc): about 1 us per hop on NVLink, 3 to 5 us on a network, rounded up"
+_HOPS = "NCCL's tuning model (src/graph/tuning.cc): a few microseconds per hop; taken as 2 on NVLink and 5 on a network"
 _NCCL = "nccl-tests: bus bandwidth of about 360 of an H100's 450 GB/s, and 40 of 50 GB/s between nodes"
 _HOP_FIELDS = ("link_latency_seconds", "network_latency_seconds")
-_THIS_CPU = "measured: one thread of a 2-core Xeon (Sapphire Rapids) virtual machine, gloo over loopback"
+_THIS_CPU = (
+    "measured in CPU seconds on one thread of a 2-core Xeon (Sapphire Rapids): products of 1,024 x 1,024, "
+    "fused AdamW, blocks of hidden size 64 to 512, gloo collectives of 16 MiB over loopback"
+)
 _MFU = "set so that the published MFU of tests/planner/test_published_runs.py comes out"
 
 
@@ -139,28 +142,28 @@ _MI300X_NODE = _sources(_MI300X, "vram total of amd-smi", "usual servers have ei
 _CPU = Accelerator(
     name="cpu",
     memory_bytes=24 * 2**30,
-    peak_flops={"fp32": 57e9, "bf16": 57e9},
-    memory_bytes_per_second=8e9,
-    link_bytes_per_second=0.5e9,
-    network_bytes_per_second=0.5e9,
+    peak_flops={"fp32": 155e9, "bf16": 83e9},
+    memory_bytes_per_second=16e9,
+    link_bytes_per_second=1.2e9,
+    network_bytes_per_second=1.2e9,
     link_latency_seconds=1e-4,
     network_latency_seconds=1e-4,
     per_node=64,
-    efficiency=0.6,
+    efficiency=0.55,
     transfer_efficiency=1.0,
-    block_seconds=1e-3,
+    block_seconds=0.45e-3,
     computing_at_once=2,
     overlaps=False,
     sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU)
     | dict.fromkeys(_HOP_FIELDS, _THIS_CPU)
-    | {"efficiency": _THIS_CPU},
+    | {"efficiency": _THIS_CPU, "transfer_efficiency": _THIS_CPU},
 )
 _TABLE = (
     _gpu(
-        "a100-40gb", 40_960, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.62, sources=_A100_NODE
+        "a100-40gb", 40_960, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
     ),
     _gpu(
-        "a100-80gb", 81_920, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.62, sources=_A100_NODE
+        "a100-80gb", 81_920, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
     ),
     _gpu(
         "h100-80gb",
@@ -169,10 +172,10 @@ _TABLE = (
         memory=3.35e12,
         link=450e9,
         network=50e9,
-        efficiency=0.52,
+        efficiency=0.55,
         sources=_H100_NODE,
     ),
-    _gpu("h200", 143_771, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.52, sources=_H200_NODE),
+    _gpu("h200", 143_771, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.55, sources=_H200_NODE),
     _gpu("b200", 183_359, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.5, sources=_B200_NODE),
     _gpu(
         "mi300x", 196_592, _MI300X_PEAKS, memory=5.3e12, link=448e9, network=50e9, efficiency=0.4, sources=_MI300X_NODE

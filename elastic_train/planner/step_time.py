@@ -24,7 +24,7 @@ from elastic_train.planner.constraints import micro_batches_per_rank
 from elastic_train.planner.exchange import Exchange
 from elastic_train.planner.flops import DAY, Utilisation, forward_flops, tokens_per_step, utilisation
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.parameters import StageParameters, stages_of_ranks
+from elastic_train.planner.parameters import StageParameters
 from elastic_train.planner.traffic import rank_traffic, telling_ranks
 from elastic_train.planner.transfer import transfer_seconds
 from elastic_train.planner.update_time import update_seconds
@@ -79,8 +79,9 @@ def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: fl
     Raises ValueError for a precision that the accelerator does not compute in.
     """
     rates = _Rates(job, accelerator, accelerator.efficiency if efficiency is None else efficiency)
-    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
-    times = {number: _RankTime(job, layout, rates, number, ranks[number]) for number in telling_ranks(ranks)}
+    times = {
+        number: _RankTime(job, layout, rates, number, stages) for number, stages in telling_ranks(job, layout).items()
+    }
     weights = {number: layout.pp - len(times) + 1 if 0 < number < layout.pp - 1 else 1 for number in times}
     slowest = max(times.values(), key=lambda rank: sum(rank.terms.values()))
     fill = sum(times[number].micro_batch * weights[number] for number in times) - slowest.micro_batch

@@ -7,8 +7,12 @@ Left out: evaluations, checkpoints, and the copies of snapshots that hosts send 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
+from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.constraints import micro_batches_per_rank
 from elastic_train.planner.exchange import Exchange, exchange, real
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
@@ -18,20 +22,28 @@ from elastic_train.planner.traffic_state import state_exchanges
 
 def traffic_of(job: Job, layout: Layout, pipeline_rank: int | None = None) -> list[Exchange]:
     """Exchanges of a step of one rank, the first of all axes but pp; None: of the pipeline rank that sends most."""
-    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
     if pipeline_rank is not None:
+        ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
         return rank_traffic(job, layout, pipeline_rank, ranks[pipeline_rank])
     return max(
-        (rank_traffic(job, layout, number, ranks[number]) for number in telling_ranks(ranks)),
+        (rank_traffic(job, layout, number, stages) for number, stages in telling_ranks(job, layout).items()),
         key=lambda exchanges: sum(each.sent_bytes for each in exchanges),
     )
 
 
-def telling_ranks(ranks: list[list[StageParameters]]) -> list[int]:
-    """Pipeline ranks one of which has most of anything: both ends, and the one between them with most blocks."""
+def telling_ranks(job: Job, layout: Layout) -> dict[int, list[StageParameters]]:
+    """Pipeline ranks one of which has most of anything, and their stages: the ends, and the fullest between them."""
+    return _telling(job.model, job.parallel, layout, job.data.sequence_length)
+
+
+@lru_cache(maxsize=4096)
+def _telling(
+    model: ModelConfig, parallel: ParallelConfig, layout: Layout, sequence: int
+) -> dict[int, list[StageParameters]]:
+    ranks = stages_of_ranks(model, parallel, layout, sequence)
     last = len(ranks) - 1
     middle = max(range(1, last), key=lambda rank: sum(stage.blocks for stage in ranks[rank])) if last > 1 else last
-    return sorted({0, middle, last})
+    return {number: ranks[number] for number in sorted({0, middle, last})}
 
 
 def rank_traffic(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> list[Exchange]:

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import lru_cache
 
 from elastic_train.config.layout import Layout
-from elastic_train.planner.exchange import Exchange, group_size, sent_share
+from elastic_train.planner.exchange import Axis, Exchange, group_sizes, sent_share
 from elastic_train.planner.hardware import Accelerator
 
 
-def stride(axis: str, layout: Layout) -> int:
-    """Distance in ranks between neighbours of a group; ranks of one node follow each other."""
-    return {
-        "tp": 1,
-        "stage": 1,
-        "world": 1,
-        "cp": layout.tp,
-        "shard": layout.tp,
-        "batch": layout.tp,
-        "replicate": layout.tp * layout.shards,
-        "pp": layout.world_size // layout.pp,
-    }[axis]
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a group lies on the nodes: ``here`` of its ``ranks`` on each of ``nodes``."""
+
+    ranks: int
+    here: int
+    nodes: int
+
+
+@lru_cache(maxsize=4096)
+def spreads(layout: Layout, per_node: int) -> dict[Axis, Spread]:
+    """Of the groups of every axis, where ranks follow each other node by node."""
+    found: dict[Axis, Spread] = {}
+    for axis, ranks in group_sizes(layout).items():
+        apart = {"cp": layout.tp, "shard": layout.tp, "batch": layout.tp}.get(axis, 1)
+        apart = {"replicate": layout.tp * layout.shards, "pp": layout.world_size // layout.pp}.get(axis, apart)
+        here = min(ranks, max(1, per_node // apart))
+        found[axis] = Spread(ranks, here, math.ceil(ranks / here))
+    return found
 
 
 def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -> float:
@@ -32,10 +41,8 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
     """
     share = accelerator.transfer_efficiency
     link, network = accelerator.link_bytes_per_second * share, accelerator.network_bytes_per_second * share
-    ranks, apart = group_size(each.axis, layout), stride(each.axis, layout)
-    here = min(ranks, max(1, accelerator.per_node // apart))
-    nodes = math.ceil(ranks / here)
-    payload = each.payload_bytes
+    spread, payload = spreads(layout, accelerator.per_node)[each.axis], each.payload_bytes
+    ranks, here, nodes = spread.ranks, spread.here, spread.nodes
     if each.collective == "send":
         inside = layout.world_size <= accelerator.per_node
         seconds = payload / (link if inside else network)
