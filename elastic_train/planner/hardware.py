@@ -77,7 +77,7 @@ _NCCL = "nccl-tests: bus bandwidth of about 360 of an H100's 450 GB/s, and 40 of
 _HOP_FIELDS = ("link_latency_seconds", "network_latency_seconds")
 _THIS_CPU = (
     "measured in CPU seconds on one thread of a 2-core Xeon (Sapphire Rapids): products of 1,024 x 1,024, "
-    "fused AdamW, blocks of hidden size 64 to 512, gloo collectives of 16 MiB over loopback"
+    "fused AdamW, gloo collectives of 16 MiB over loopback; and what steps of benchmarks/strategies.py take beyond that"
 )
 _MFU = "set so that the published MFU of tests/planner/test_published_runs.py comes out"
 
@@ -146,12 +146,12 @@ _CPU = Accelerator(
     memory_bytes_per_second=16e9,
     link_bytes_per_second=1.2e9,
     network_bytes_per_second=1.2e9,
-    link_latency_seconds=1e-4,
-    network_latency_seconds=1e-4,
+    link_latency_seconds=4e-4,
+    network_latency_seconds=4e-4,
     per_node=64,
     efficiency=0.55,
     transfer_efficiency=1.0,
-    block_seconds=0.45e-3,
+    block_seconds=1e-3,
     computing_at_once=2,
     overlaps=False,
     sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU)

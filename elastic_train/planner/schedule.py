@@ -110,7 +110,7 @@ def peak_live(name: str, pp: int, micro_batches: int, stages_per_rank: int = 1) 
     """Micro-batches whose activations a rank keeps at most, summed over its stages, for every pipeline rank.
 
     1f1b: ``min(m, p - i)``. Interleaved: what is under way when the first backward pass begins. Where the backward pass
-    is split, activations are kept until its second half.
+    is split, activations are kept until its second half. Closed forms; ``most_live`` counts, and a test compares.
     """
     _check(name, pp, micro_batches, stages_per_rank)
     m, v = micro_batches, stages_per_rank
@@ -123,7 +123,7 @@ def peak_live(name: str, pp: int, micro_batches: int, stages_per_rank: int = 1) 
         return [min(m * v, (v - 1) * each + 2 * (pp - 1 - rank) + 1) for rank in range(pp)]
     if name == "zero_bubble":
         return [min(m * v, (v - 1) * each + pp)] * pp
-    return [most_live(order) for order in schedule_order(name, pp, m, v)]
+    return [min(2 * pp, m + 1 + rank) for rank in range(pp)]
 
 
 def most_live(order: Sequence[Pass]) -> int:

@@ -166,6 +166,15 @@ def test_activations_kept_in_closed_form(name: str, pp: int, micro_batches: int,
     assert peak_live(name, pp, micro_batches, stages) == [most_live(order) for order in orders]
 
 
+def test_activations_kept_by_every_short_schedule() -> None:
+    for name, stages in (("zbv", 2), ("zero_bubble", 2), ("interleaved_1f1b", 3)):
+        for pp in range(1, 6):
+            for rounds in (1, 2, 3):
+                orders = schedule_order(name, pp, rounds * (pp + 1) if rounds < 3 else 3 * pp, stages)
+                micro_batches = 1 + max(step.micro_batch for step in orders[0])
+                assert peak_live(name, pp, micro_batches, stages) == [most_live(order) for order in orders]
+
+
 def test_unequal_stages_make_the_others_wait() -> None:
     """Two ranks, the second twice as slow: the first idles half of the time and the fill."""
     slots = schedule_slots("1f1b", 2, 8, 1, cost=lambda kind, stage: (stage + 1) * (1.0 if kind == "F" else 2.0))
