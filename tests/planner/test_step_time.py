@@ -15,6 +15,7 @@ from elastic_train.planner.flops import hardware_flops_per_token
 from elastic_train.planner.hardware import Accelerator, accelerator
 from elastic_train.planner.schedule import schedule_slots
 from elastic_train.planner.step_time import StepTime, step_time
+from elastic_train.planner.traffic import traffic_of
 from elastic_train.planner.transfer import transfer_seconds
 from tests.training.synthetic import small_job
 
@@ -82,12 +83,24 @@ def test_efficiency_replaces_the_accelerators() -> None:
 
 
 def test_gathering_weights_hides_behind_compute_but_for_the_first() -> None:
+    """31 of 32 blocks; with ``prefetch: 0`` none."""
     layout = Layout(dp_shard=8)
     ahead, none = (step_time(llama(data="zero3", prefetch=depth), layout, H100) for depth in (1, 0))
-    assert ahead.hidden["weights of blocks"] > 10 * ahead.terms["weights gathered"] / 2
-    assert none.terms["weights gathered"] == pytest.approx(
-        ahead.terms["weights gathered"] + ahead.hidden["weights of blocks"]
-    )
+    (blocks,) = (each for each in traffic_of(llama(data="zero3"), layout) if each.what == "weights of blocks")
+    seconds = transfer_seconds(blocks, layout, H100)
+    assert ahead.hidden["weights of blocks"] == pytest.approx(seconds * 31 / 32)
+    assert none.terms["weights gathered"] - ahead.terms["weights gathered"] == pytest.approx(seconds * 31 / 32)
+
+
+def test_the_update_is_a_matter_of_memory() -> None:
+    """Adam: gradients read twice (norm, update), weights and moments read and written, bf16 weights written: 34 bytes
+    of each parameter that a rank updates.
+    """
+    job = llama("llama3-8b", data="zero3")
+    seconds = 34 * job.model.num_parameters / (H100.memory_bytes_per_second * H100.transfer_efficiency)
+    assert step_time(job, Layout(dp_shard=8), H100).terms["update"] == pytest.approx(seconds / 8)
+    whole = llama("llama3-8b", data="ddp")
+    assert step_time(whole, Layout(dp_replicate=8), H100).terms["update"] == pytest.approx(seconds)
 
 
 def test_what_compute_cannot_hide_is_waited_for() -> None:
