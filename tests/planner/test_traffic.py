@@ -98,7 +98,7 @@ MUON = {
 def carried() -> dict[str, list[dict[Carried, tuple[int, int]]]]:
     """Case -> what every rank's collectives carried; all in one start of eight ranks."""
     cases = CASES | MUON
-    by_rank = run_ranks(carried_by_a_step, 8, list(cases.values()))
+    by_rank = run_ranks(carried_by_a_step, 8, list(cases.values()), timeout=240.0)
     return {name: [rank[index] for rank in by_rank] for index, name in enumerate(cases)}
 
 
