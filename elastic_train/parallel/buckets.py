@@ -223,6 +223,9 @@ class ShardedBucket(Bucket):
         targets, sources = zip(*self._cut.cells(matrix, gradients), strict=True)
         torch._foreach_copy_(targets, sources)
         for member in self._members:
+            if member.parameter.grad is not None:
+                # No hook tells of those whose backward pass was split, as the head's where the embedding's was not.
+                self._seen.add(member.name)
             member.parameter.grad = None
         row = torch.empty_like(self._row)
         work = reduce_scatter_single(row, matrix.view(-1), group=self._cut.group, async_op=True)

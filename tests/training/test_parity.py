@@ -86,6 +86,7 @@ COMBINED: list[tuple[str, dict[str, Any], Layout]] = [
     ("deep", {"pipeline": "interleaved_1f1b", "data": "zero3"}, Layout(pp=2, dp_shard=2)),
     ("deep", {"pipeline": "zero_bubble", "data": "zero2"}, Layout(pp=2, dp_shard=2)),
     ("deep", {"pipeline": "zbv", "data": "zero3"}, Layout(pp=2, dp_shard=2)),
+    ("deep", {"pipeline": "zbv", "data": "zero2"}, Layout(pp=2, dp_shard=2)),
     ("deep", {"pipeline": "interleaved_1f1b", "virtual_stages": 4}, Layout(pp=2, tp=2)),
     ("plain", {"context": "gather", "data": "zero3"}, Layout(dp_shard=2, cp=2)),
     ("plain", {"context": "gather", "data": "ddp"}, Layout(dp_replicate=2, cp=2)),

@@ -1,0 +1,128 @@
+"""Floating point operations of training, a multiplication and an addition being two: by rule of thumb, and exactly.
+
+``model`` operations are what the mathematics needs, each once; ``hardware`` operations are what is computed, with what
+recomputation, the attention kernel's backward pass and padding add. MFU is made of the former, HFU of the latter
+(arXiv:2204.02311, appendix B; arXiv:2205.05198, section 6.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
+from elastic_train.planner.constraints import micro_batches_per_rank
+
+Attention = Literal["full", "causal"]
+"""Whether a query is counted with all keys, as published MFUs do, or only with those that it sees."""
+DAY = 86_400.0
+"""seconds"""
+
+
+def six_pd(parameters: float, tokens: float) -> float:
+    """``C = 6 P D`` operations (arXiv:2001.08361, section 2.1): two forward and four backward per weight and token.
+
+    Left out: attention between tokens. Counted too much: the embedding, in which a token only looks up a row.
+    """
+    return 6.0 * parameters * tokens
+
+
+def seconds_for(flops: float, flops_per_second: float) -> float:
+    """How long ``flops`` take at a *sustained* rate of the whole cluster. Raises ValueError for a rate of 0."""
+    if flops_per_second <= 0:
+        raise ValueError(f"flops_per_second={flops_per_second} must be more than 0")
+    return flops / flops_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardFlops:
+    """Of the forward pass, per token."""
+
+    projections: int
+    """q, k, v and o of all blocks"""
+    attention: float
+    """products of queries with keys and of probabilities with values, of all blocks"""
+    feed_forward: int
+    head: int
+
+    @property
+    def total(self) -> float:
+        return self.projections + self.attention + self.feed_forward + self.head
+
+
+def forward_flops(model: ModelConfig, sequence_length: int, attention: Attention) -> ForwardFlops:
+    """Exact for matrix products (a test counts them with torch's ``FlopCounterMode``); the others are not counted.
+
+    The mean over the tokens of a sequence of ``sequence_length``: a causal query sees ``(S + 1) / 2`` keys on average.
+    """
+    layers, hidden = model.num_hidden_layers, model.hidden_size
+    queries, keys = model.num_attention_heads * model.head_size, model.num_key_value_heads * model.head_size
+    seen = sequence_length if attention == "full" else (sequence_length + 1) / 2
+    return ForwardFlops(
+        projections=layers * 2 * hidden * (2 * queries + 2 * keys),
+        attention=layers * 4 * queries * seen,
+        feed_forward=layers * 6 * hidden * model.intermediate_size,
+        head=2 * hidden * model.vocab_size,
+    )
+
+
+def model_flops_per_token(job: Job, attention: Attention) -> float:
+    """Forward and backward: every product of the forward pass has two in the backward pass."""
+    return 3 * forward_flops(job.model, job.data.sequence_length, attention).total
+
+
+def backward_extra(job: Job, attention: Attention) -> float:
+    """What the backward pass of all blocks computes anew, per token.
+
+    The flash kernel makes the scores again: one product, where the forward pass has two. ``selective`` runs the
+    attention core again, ``full`` the block up to the input of its last product, where torch stops: nothing needs more.
+    """
+    forward = forward_flops(job.model, job.data.sequence_length, attention)
+    again = {
+        "none": 0.0,
+        "selective": forward.attention,
+        "full": forward.projections + forward.attention + forward.feed_forward * 2 / 3,
+    }
+    return forward.attention / 2 + again[job.training.recompute]
+
+
+def hardware_flops_per_token(job: Job, attention: Attention) -> float:
+    """Per token that is computed, padding or not."""
+    return model_flops_per_token(job, attention) + backward_extra(job, attention)
+
+
+def tokens_per_step(job: Job) -> int:
+    """Of the global batch."""
+    return job.training.global_batch * job.data.sequence_length
+
+
+def computed_tokens(job: Job, layout: Layout) -> int:
+    """Of a step, with the padding that makes all data ranks run equally many micro-batches."""
+    count = micro_batches_per_rank(job, layout) * layout.data_ranks
+    return count * job.training.micro_batch * job.data.sequence_length
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """Shares of the peak of all accelerators: ``mfu`` of model operations, ``hfu`` of all that are computed."""
+
+    mfu: float
+    mfu_causal: float
+    hfu: float
+
+
+def utilisation(job: Job, layout: Layout, *, seconds: float, peak: float) -> Utilisation:
+    """Of a step that takes ``seconds``. ``peak``: FLOP/s of one accelerator.
+
+    ``mfu`` counts attention in full, as published figures do (arXiv:2204.02311); ``mfu_causal`` and ``hfu`` only what
+    a causal kernel computes.
+    """
+    most = seconds * peak * layout.world_size
+    useful, computed = tokens_per_step(job), computed_tokens(job, layout)
+    return Utilisation(
+        model_flops_per_token(job, "full") * useful / most,
+        model_flops_per_token(job, "causal") * useful / most,
+        hardware_flops_per_token(job, "causal") * computed / most,
+    )

@@ -1,0 +1,254 @@
+"""Accelerators: what they hold, compute and send. Every number is per accelerator and names its source.
+
+Peaks are dense (without structured sparsity), bandwidths in one direction. Vendors print sparse peaks and both
+directions together: an H100 is sold with 1,979 TFLOP/s in bf16 and 900 GB/s of NVLink, which are 989 and 450 here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from elastic_train.config.errors import ConfigError
+from elastic_train.config.yaml_text import YamlError, parse_yaml
+
+Precision = Literal["fp32", "bf16", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One accelerator and its share of the node that it sits in."""
+
+    name: str
+    memory_bytes: int
+    """as the device reports it, before anything is allocated"""
+    peak_flops: dict[str, float]
+    """precision -> dense FLOP/s of matrix products; fp32 is TF32 where there is such a thing"""
+    memory_bytes_per_second: float
+    link_bytes_per_second: float
+    """to the other accelerators of the node"""
+    network_bytes_per_second: float
+    """to other nodes: its share of the node's network cards"""
+    link_latency_seconds: float
+    """of one hop of a collective inside a node"""
+    network_latency_seconds: float
+    """of one hop between nodes"""
+    per_node: int
+    """accelerators of one node"""
+    efficiency: float
+    """share of the peak that the operations of a training step reach while nothing waits: calibration replaces it"""
+    transfer_efficiency: float = 0.8
+    """share of its memory, link and network bandwidth that is reached: calibration replaces it"""
+    block_seconds: float = 0.0
+    """what a block costs in one direction beside its operations, whatever its size: launches, Python"""
+    computing_at_once: int | None = None
+    """how many of a node compute at full speed at the same time; None: all (CPU ranks share cores)"""
+    overlaps: bool = True
+    """whether collectives run beside compute"""
+    sources: dict[str, str] | None = None
+    """field -> where its number comes from"""
+
+    def peak(self, precision: str) -> float:
+        """Dense FLOP/s. Raises ValueError for a precision that it has no units for."""
+        if precision not in self.peak_flops:
+            have = ", ".join(self.peak_flops)
+            raise ValueError(f"{self.name} has no {precision} units; it computes in {have}")
+        return self.peak_flops[precision]
+
+    def sharing(self, ranks: int) -> float:
+        """How many ranks share one computing unit when ``ranks`` of them run: 1 where each has its own."""
+        here = min(ranks, self.per_node)
+        return 1.0 if self.computing_at_once is None else max(1.0, here / self.computing_at_once)
+
+
+_A100 = "NVIDIA A100 data sheet (nvidia-a100-datasheet-us-nvidia-1758950), SXM: dense peaks, HBM, NVLink 600 GB/s"
+_H100 = "NVIDIA H100 data sheet (resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet), SXM5, halved"
+_H200 = "NVIDIA H200 data sheet (nvidia.com/en-us/data-center/h200): H100's units and links, 4.8 TB/s of HBM3e"
+_B200 = "NVIDIA HGX B200 (nvidia.com/en-us/data-center/hgx), dense; DGX B200: 64 TB/s of HBM3e and 14.4 TB/s of NVLink"
+_MI300X = "AMD Instinct MI300X data sheet (amd.com/en/products/accelerators/instinct/mi300/mi300x.html)"
+_SMI = "memory.total of nvidia-smi"
+_HOPS = "NCCL's tuning model (src/graph/tuning.cc): a few microseconds per hop; taken as 2 on NVLink and 5 on a network"
+_NCCL = "nccl-tests: bus bandwidth of about 360 of an H100's 450 GB/s, and 40 of 50 GB/s between nodes"
+_HOP_FIELDS = ("link_latency_seconds", "network_latency_seconds")
+_THIS_CPU = (
+    "measured in CPU seconds on one thread of a 2-core Xeon (Sapphire Rapids): products of 1,024 x 1,024, "
+    "fused AdamW, gloo collectives of 16 MiB over loopback; and what steps of benchmarks/strategies.py take beyond that"
+)
+_MFU = "set so that the published MFU of tests/planner/test_published_runs.py comes out"
+
+
+def _sources(data_sheet: str, memory: str, network: str) -> dict[str, str]:
+    return {
+        "peak_flops": data_sheet,
+        "memory_bytes": memory,
+        "memory_bytes_per_second": data_sheet,
+        "link_bytes_per_second": data_sheet,
+        "network_bytes_per_second": network,
+        "link_latency_seconds": _HOPS,
+        "network_latency_seconds": _HOPS,
+        "efficiency": _MFU,
+        "transfer_efficiency": _NCCL,
+    }
+
+
+def _gpu(
+    name: str,
+    mebibytes: int,
+    peaks: dict[str, float],
+    *,
+    memory: float,
+    link: float,
+    network: float,
+    efficiency: float,
+    sources: dict[str, str],
+) -> Accelerator:
+    """``memory``, ``link`` and ``network`` in bytes per second; eight of them in a node."""
+    return Accelerator(
+        name=name,
+        memory_bytes=mebibytes * 2**20,
+        peak_flops=peaks,
+        memory_bytes_per_second=memory,
+        link_bytes_per_second=link,
+        network_bytes_per_second=network,
+        link_latency_seconds=2e-6,
+        network_latency_seconds=5e-6,
+        per_node=8,
+        efficiency=efficiency,
+        sources=sources,
+    )
+
+
+_A100_PEAKS = {"fp32": 156e12, "bf16": 312e12}
+_HOPPER_PEAKS = {"fp32": 494.7e12, "bf16": 989.4e12, "fp8": 1978.9e12}
+_B200_PEAKS = {"fp32": 1100e12, "bf16": 2250e12, "fp8": 4500e12}
+_MI300X_PEAKS = {"fp32": 653.7e12, "bf16": 1307.4e12, "fp8": 2614.9e12}
+_A100_NODE = _sources(_A100, _SMI, "DGX A100: eight 200 Gb/s cards for compute")
+_H100_NODE = _sources(
+    _H100, _SMI, "DGX H100: eight 400 Gb/s cards for compute; arXiv:2407.21783 sec. 3.3.1 has as many"
+)
+_H200_NODE = _sources(_H200, _SMI, "DGX H200: eight 400 Gb/s cards for compute") | {"efficiency": "that of h100-80gb"}
+_B200_NODE = _sources(_B200, _SMI, "DGX B200 user guide: eight 400 Gb/s ConnectX-7 cards for compute") | {
+    "efficiency": "assumed, a little below h100-80gb; no published run was compared"
+}
+_MI300X_NODE = _sources(_MI300X, "vram total of amd-smi", "usual servers have eight 400 Gb/s cards") | {
+    "link_bytes_per_second": "seven Infinity Fabric links of 64 GB/s each way, used together",
+    "efficiency": "assumed; no published run was compared",
+}
+_CPU = Accelerator(
+    name="cpu",
+    memory_bytes=24 * 2**30,
+    peak_flops={"fp32": 155e9, "bf16": 83e9},
+    memory_bytes_per_second=16e9,
+    link_bytes_per_second=1.2e9,
+    network_bytes_per_second=1.2e9,
+    link_latency_seconds=4e-4,
+    network_latency_seconds=4e-4,
+    per_node=64,
+    efficiency=0.55,
+    transfer_efficiency=1.0,
+    block_seconds=1e-3,
+    computing_at_once=2,
+    overlaps=False,
+    sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU)
+    | dict.fromkeys(_HOP_FIELDS, _THIS_CPU)
+    | {"efficiency": _THIS_CPU, "transfer_efficiency": _THIS_CPU},
+)
+_TABLE = (
+    _gpu(
+        "a100-40gb", 40_960, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
+    ),
+    _gpu(
+        "a100-80gb", 81_920, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
+    ),
+    _gpu(
+        "h100-80gb",
+        81_559,
+        _HOPPER_PEAKS,
+        memory=3.35e12,
+        link=450e9,
+        network=50e9,
+        efficiency=0.55,
+        sources=_H100_NODE,
+    ),
+    _gpu("h200", 143_771, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.55, sources=_H200_NODE),
+    _gpu("b200", 183_359, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.5, sources=_B200_NODE),
+    _gpu(
+        "mi300x", 196_592, _MI300X_PEAKS, memory=5.3e12, link=448e9, network=50e9, efficiency=0.4, sources=_MI300X_NODE
+    ),
+    _CPU,
+)
+
+
+def accelerators() -> dict[str, Accelerator]:
+    """All accelerators that are known by name."""
+    return {each.name: each for each in _TABLE}
+
+
+def accelerator(name: str) -> Accelerator:
+    """The accelerator of that name, or of the YAML file of that name. Raises ConfigError with a sentence."""
+    known = accelerators()
+    if name.lower() in known:
+        return known[name.lower()]
+    if name.endswith((".yaml", ".yml")):
+        return load_accelerator(name)
+    begins = [each for each in known if each.startswith(name.lower())]
+    near = begins[-1] if name and begins else difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+    raise ConfigError(
+        [f"accelerator {name!r} is not known; nearest: {near}; known: {', '.join(known)}, or a YAML file of your own"]
+    )
+
+
+class _File(BaseModel):
+    """The YAML file of a user's own accelerator; units are in the names."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    name: str
+    memory_bytes: Annotated[int, Field(gt=0)]
+    peak_flops: dict[Precision, Annotated[float, Field(gt=0)]] = Field(min_length=1)
+    memory_bytes_per_second: Annotated[float, Field(gt=0)]
+    link_bytes_per_second: Annotated[float, Field(gt=0)]
+    network_bytes_per_second: Annotated[float, Field(gt=0)]
+    link_latency_seconds: Annotated[float, Field(ge=0)] = 2e-6
+    network_latency_seconds: Annotated[float, Field(ge=0)] = 5e-6
+    per_node: Annotated[int, Field(ge=1)]
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
+    transfer_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
+    block_seconds: Annotated[float, Field(ge=0)] = 0.0
+    computing_at_once: Annotated[int, Field(ge=1)] | None = None
+    overlaps: bool = True
+    sources: dict[str, str] | None = None
+
+
+def load_accelerator(path: str | Path) -> Accelerator:
+    """An accelerator from a YAML file with the fields of ``Accelerator``. Raises ConfigError with every problem."""
+    try:
+        values = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            [f"{path}: byte {error.start} is not UTF-8; a description of an accelerator is YAML"]
+        ) from None
+    except YamlError as error:
+        raise ConfigError([str(error)]) from None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            [f"{path}: must be a mapping of the fields {', '.join(each.name for each in fields(Accelerator))}"]
+        )
+    try:
+        loaded = _File.model_validate(values)
+    except ValidationError as error:
+        problems = [
+            f"{path}: {'.'.join(map(str, each['loc']))}={each['input']!r}: {each['msg']}"
+            if each["type"] != "missing"
+            else f"{path}: {'.'.join(map(str, each['loc']))} is missing"
+            for each in error.errors()
+        ]
+        raise ConfigError(problems) from error
+    return Accelerator(**dict(loaded))

@@ -1,0 +1,65 @@
+"""How long an exchange takes on links of given speeds: the bytes of a ring, and the hops that they wait for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from elastic_train.config.layout import Layout
+from elastic_train.planner.exchange import Axis, Exchange, group_sizes, sent_share
+from elastic_train.planner.hardware import Accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a group lies on the nodes: ``here`` of its ``ranks`` on each of ``nodes``."""
+
+    ranks: int
+    here: int
+    nodes: int
+
+
+@lru_cache(maxsize=4096)
+def spreads(layout: Layout, per_node: int) -> dict[Axis, Spread]:
+    """Of the groups of every axis, where ranks follow each other node by node."""
+    found: dict[Axis, Spread] = {}
+    for axis, ranks in group_sizes(layout).items():
+        apart = {"cp": layout.tp, "shard": layout.tp, "batch": layout.tp}.get(axis, 1)
+        apart = {"replicate": layout.tp * layout.shards, "pp": layout.world_size // layout.pp}.get(axis, apart)
+        here = min(ranks, max(1, per_node // apart))
+        found[axis] = Spread(ranks, here, math.ceil(ranks / here))
+    return found
+
+
+def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -> float:
+    """Of all exchanges of this kind in a step, one after the other.
+
+    A group with ``k`` ranks on each of ``n`` nodes sends in a ring: what goes around inside a node at the speed of its
+    links, what leaves it over the network cards of those ``k`` ranks together, both at once (as NCCL's rings do, one
+    per card). All-to-all sends straight to each rank. Latency: a hop per rank, or NCCL's trees for all-reduces.
+    """
+    share = accelerator.transfer_efficiency
+    link, network = accelerator.link_bytes_per_second * share, accelerator.network_bytes_per_second * share
+    spread, payload = spreads(layout, accelerator.per_node)[each.axis], each.payload_bytes
+    ranks, here, nodes = spread.ranks, spread.here, spread.nodes
+    if each.collective == "send":
+        inside = layout.world_size <= accelerator.per_node
+        seconds = payload / (link if inside else network)
+    elif each.collective == "all_to_all":
+        seconds = payload / ranks * max((here - 1) / link, (ranks - here) / network)
+    else:
+        outside = payload * sent_share(each.collective, nodes) / (here * network)
+        seconds = max(payload * sent_share(each.collective, ranks) / link, outside)
+    return each.count * (seconds + _hops(each.collective, here, nodes, accelerator))
+
+
+def _hops(collective: str, here: int, nodes: int, accelerator: Accelerator) -> float:
+    """Seconds of latency."""
+    link, network = accelerator.link_latency_seconds, accelerator.network_latency_seconds
+    if collective in ("send", "all_to_all"):
+        return link if nodes == 1 else network
+    ring = (here - 1) * link + (nodes - 1) * network
+    if collective != "all_reduce":
+        return ring
+    return 2 * min(ring, (here - 1) * link + math.log2(nodes) * network)

@@ -1,0 +1,58 @@
+"""How long the update of the weights takes: a matter of memory, but for muon's products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.parameters import StageParameters, block_parameters
+
+STATE = {"adamw": 8, "adam": 8, "sgd": 4, "lion": 4, "muon": 4}
+"""Bytes of optimizer state per parameter (docs/parallelism.md); muon's of the matrices, which are nearly all."""
+NEWTON_SCHULZ = 5
+"""steps"""
+
+
+def update_seconds(
+    job: Job, layout: Layout, stages: Sequence[StageParameters], accelerator: Accelerator, efficiency: float
+) -> float:
+    """Of one rank, all of whose tensors are read, and written, once.
+
+    The norm reads gradients; the optimizer reads gradients, reads and writes master weights and state; the average
+    reads weights, reads and writes itself; weights in another precision are written.
+    """
+    training, parallel = job.training, job.parallel
+    cut = parallel.data != "ddp" and layout.shards > 1
+    elements = sum(stage.part if cut else stage.whole for stage in stages)
+    gradient = 4 if training.reduce_dtype == "fp32" else 2
+    each = 2 * gradient + 2 * (4 + _state(job)) + (12 if training.ema_decay is not None else 0)
+    copy = 0 if training.precision == "fp32" else 2
+    moved = elements * (each + copy) / (accelerator.memory_bytes_per_second * accelerator.transfer_efficiency)
+    return moved + (_orthogonalising(job, layout, stages, accelerator, efficiency) if _is_muon(job) else 0.0)
+
+
+def _state(job: Job) -> int:
+    return 0 if job.optimizer.name == "sgd" and not job.optimizer.momentum else STATE[job.optimizer.name]
+
+
+def _is_muon(job: Job) -> bool:
+    return job.optimizer.name == "muon"
+
+
+def _orthogonalising(
+    job: Job, layout: Layout, stages: Sequence[StageParameters], accelerator: Accelerator, efficiency: float
+) -> float:
+    """Newton-Schulz on whole matrices, which the ranks of a stage share out (arXiv:2502.16982).
+
+    Of an A x B matrix with A <= B a step multiplies A x B by B x A, A x A by A x A and A x A by A x B.
+    """
+    flops = 0
+    for parameter in block_parameters(job.model):
+        if len(parameter.shape) == 2:
+            short, long = sorted(parameter.shape)
+            flops += NEWTON_SCHULZ * 2 * (2 * short**2 * long + short**3)
+    flops *= sum(stage.blocks for stage in stages)
+    precision = "fp32" if job.training.precision == "fp32" else "bf16"
+    return flops / (layout.world_size // layout.pp) / (accelerator.peak(precision) * efficiency)
