@@ -1,4 +1,4 @@
-"""A fault of memory, made from outside: a weight of a running trainer becomes NaN. Linux, needs ptrace rights."""
+"""A fault of memory, made from outside: a weight of a running trainer changes. Linux, needs ptrace rights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from elastic_train.checkpoint.errors import ImageError
 from elastic_train.checkpoint.image import Image, State, description_path
 from elastic_train.controller.control_block import ControlBlock
 
-_NAN = struct.pack("<f", float("nan"))
 _PATTERN_BYTES = 64
 
 
-def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: int) -> None:
-    """Write NaN over all copies of the first weight of ``tensor`` in the memory of the trainer ``pid``.
+def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: int, value: float) -> None:
+    """Write ``value`` over all copies of the first weight of ``tensor`` in the memory of the trainer ``pid``.
 
     It happens in the first half of a step, when the snapshot of the step before is whole: where its bytes are still
     those in memory.
@@ -28,7 +27,7 @@ def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: i
     while time.monotonic() < deadline:
         os.kill(pid, signal.SIGSTOP)
         try:
-            if _in_first_half(pool, rank, beats_per_step) and _overwrite(pid, _newest(pool, rank, tensor)):
+            if _in_first_half(pool, rank, beats_per_step) and _overwrite(pid, _newest(pool, rank, tensor), value):
                 return
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -60,12 +59,12 @@ def _newest(pool: Path, rank: int, tensor: str) -> bytes:
     return max(found)[1] if found else b""
 
 
-def _overwrite(pid: int, pattern: bytes) -> bool:
+def _overwrite(pid: int, pattern: bytes, value: float) -> bool:
     places = _places(pid, pattern) if pattern else []
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
         for place in places:
             memory.seek(place)
-            memory.write(_NAN)
+            memory.write(struct.pack("<f", value))
     return bool(places)
 
 
