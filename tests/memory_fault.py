@@ -24,23 +24,31 @@ def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: i
     those in memory.
     """
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            if _in_first_half(pool, rank, beats_per_step) and _overwrite(pid, _newest(pool, rank, tensor), value):
-                return
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(0.003)
+    (path,) = pool.glob(f"g*-r{rank}.control")
+    control = ControlBlock(str(path))
+    try:
+        while time.monotonic() < deadline:
+            begun = _begin_of_a_step(control, deadline)
+            while control.beats - begun < beats_per_step // 2:
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    in_time = control.beats - begun < beats_per_step // 2
+                    if in_time and _overwrite(pid, _newest(pool, rank, tensor), value):
+                        return
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                time.sleep(0.001)
+    finally:
+        control.close()
     raise AssertionError(f"found no moment in which {tensor} of rank {rank} could be broken")
 
 
-def _in_first_half(pool: Path, rank: int, beats_per_step: int) -> bool:
-    (path,) = pool.glob(f"g*-r{rank}.control")
-    control = ControlBlock(str(path))
-    beats = control.beats - beats_per_step * (control.started_step - 1)
-    control.close()
-    return 0 < beats < beats_per_step // 2
+def _begin_of_a_step(control: ControlBlock, deadline: float) -> int:
+    """How many beats there have been when the next step begins."""
+    step = control.started_step
+    while control.started_step == step and time.monotonic() < deadline:
+        time.sleep(0.0002)
+    return control.beats
 
 
 def _newest(pool: Path, rank: int, tensor: str) -> bytes:

@@ -27,7 +27,8 @@ def assert_recovered(
         tolerance: of loss and gradient norm, relative.
     """
     assert_same_curve(logs("steps"), peace, tolerance)
-    assert type(causes)(recoveries(logs("ledger"))) == causes
+    found = recoveries(logs("ledger"))
+    assert type(causes)(found) == causes, found
 
 
 def recoveries(ledger: Lines) -> list[str]:

@@ -113,7 +113,7 @@ def test_a_host_dies_without_it(corpus: Path, long_reference: Lines, tmp_path: P
         run.await_started(known + 10)
         run.kill_host("b1")
         run.start_coordinator()
-        assert_no_step_lost(run, long_reference_without_words(long_reference, run), ["start", "host_lost"])
+        assert_no_step_lost(run, long_reference_without_words(long_reference, run), ["start", "coordinator_lost"])
         last = events(run, "generation_formed")[-1]
         assert (last["generation"], last["layout"]) == (2, "single")
         assert last["step"] >= known + 7
