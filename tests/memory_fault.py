@@ -33,7 +33,7 @@ def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: i
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     in_time = control.beats - begun < beats_per_step // 2
-                    if in_time and _overwrite(pid, _newest(pool, rank, tensor), value):
+                    if in_time and _overwrite(pid, _bytes_of(pool, rank, tensor, control.started_step - 1), value):
                         return
                 finally:
                     os.kill(pid, signal.SIGCONT)
@@ -51,20 +51,20 @@ def _begin_of_a_step(control: ControlBlock, deadline: float) -> int:
     return control.beats
 
 
-def _newest(pool: Path, rank: int, tensor: str) -> bytes:
-    """The first bytes of the rank's part of ``tensor`` in its newest image that is whole."""
-    found: list[tuple[int, bytes]] = []
+def _bytes_of(pool: Path, rank: int, tensor: str, step: int) -> bytes:
+    """The first bytes of the rank's part of ``tensor`` after ``step``; none while its image is not whole."""
+    found = b""
     for path in pool.glob(f"g*-r{rank:05d}-b*.img"):
         try:
             image = Image.open(path)
         except ImageError:
             continue
-        if image.state == State.WHOLE:
+        if image.state == State.WHOLE and image.step == step:
             description = Description.from_json(description_path(path).read_text())
             (chunk,) = [chunk for chunk in description.chunks if chunk.key == tensor]
-            found.append((image.step, bytes(image.data[chunk.byte_offset : chunk.byte_offset + _PATTERN_BYTES])))
+            found = bytes(image.data[chunk.byte_offset : chunk.byte_offset + _PATTERN_BYTES])
         image.close()
-    return max(found)[1] if found else b""
+    return found
 
 
 def _overwrite(pid: int, pattern: bytes, value: float) -> bool:
