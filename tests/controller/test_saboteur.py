@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
 from elastic_train.controller.faults import Kind, choose, every
+
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.cli.command import elastic_train
 from tests.controller.s3_jobs import lines
@@ -75,8 +75,9 @@ def test_a_schedule_and_a_trace_are_struck_and_told_and_change_no_sample_and_no_
         "kill-node",
     ]
     causes = recoveries(run.lines("ledger"))
-    assert causes[:4] == ["start", "trainer_killed", "trainer_killed", "hang"], (done.stdout, causes)
-    assert "host_lost" in causes[4:], (done.stdout, causes)  # and growth, whenever Ray has replaced what was lost
+    assert causes[:3] == ["start", "trainer_killed", "trainer_killed"], (scheduled.stdout, causes)
+    troubles = {event["cause"] for event in run.events("trouble")}
+    assert {"hang", "host_lost"} <= troubles, (done.stdout, troubles)
     calm = make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")
     assert_recovered(run.lines, lines_in_peace(calm, outcome["step"]), causes, tolerance=1e-4)
     until_none(lambda: processes(ray_cluster))
