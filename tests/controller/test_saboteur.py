@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from elastic_train.config.faults import Kind, every
 
+from elastic_train.config.faults import Kind, every
 from elastic_train.controller.local_cluster import LocalCluster
 from elastic_train.controller.victims import choose
 from tests.cli.command import elastic_train
