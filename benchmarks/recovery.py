@@ -5,9 +5,11 @@
 The quickstart's model (5 M parameters), layout pp2 x dp_shard2, on a local Ray cluster of a head and two worker nodes
 (real raylets). After every failure the benchmark waits until four hosts train again. ``trainer``, ``host`` and ``node``
 are killed (SIGKILL); ``hang``: a trainer is stopped (SIGSTOP), with ``failure.hang_seconds`` 0.5; ``drain``: Ray is
-told that a node ends in 20 s, and the seconds are between two finished steps; ``coordinator`` is killed, and the
-seconds are what the longest step until its return takes beyond a usual one; ``partition``: without Ray, one of four
-hosts in network namespaces of their own loses its link, with ``failure.lease_seconds`` 4 (needs root). Loopback and
+told that a node ends in 20 s, and the seconds are between two finished steps; ``growth``: between two finished steps,
+too, as two hosts are joined by those of a node that is added; ``coordinator`` is killed, and the seconds are what the
+longest step until its return takes beyond a usual one; ``partition``: without Ray, one of four hosts in network
+namespaces of their own loses its link, with ``failure.lease_seconds`` 4 (needs root). A pause is what is beyond a usual
+step, of growth one on four hosts. Beside the medians stands what is aimed at, and whether that is met. Loopback and
 shared cores: the figures are of this machine and are not to be set against a cluster's.
 """
 
@@ -27,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recovery_report import PARTS, Row, parts_table, table
 from elastic_train.config.job import Job
 from elastic_train.config.load import load_job
 from elastic_train.controller.local_cluster import LocalCluster
@@ -34,11 +37,10 @@ from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
 from tests.local_job import LocalJob
 from tests.networks import Network
-from tests.ray_job import RayJob, processes, refill
+from tests.ray_job import RayJob, kill_coordinator, refill
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTS = 4
-PARTS = ("detection", "teardown", "form", "restore", "first_step")
 WAIT_SECONDS = 180.0
 SETTLED_STEPS = 5
 """Steps on four hosts before the next failure."""
@@ -46,12 +48,10 @@ WATCHED_STEPS = 20
 """Without a coordinator, and before that for comparison."""
 
 Status = dict[str, Any]
-Row = dict[str, float]
 
 
-def whole(status: Status) -> bool:
-    """Four hosts train."""
-    return status["state"] == "running" and sum(host["rank"] is not None for host in status["hosts"]) == HOSTS
+def train(status: Status, hosts: int) -> bool:
+    return status["state"] == "running" and sum(host["rank"] is not None for host in status["hosts"]) == hosts
 
 
 class Bench:
@@ -60,10 +60,10 @@ class Bench:
     def __init__(self, run: RayJob | LocalJob, folder: Path) -> None:
         self._run, self._folder = run, folder
 
-    def settle(self) -> Status:
-        """Wait until four hosts have trained for some steps."""
-        settled = self._run.wait(whole, WAIT_SECONDS)["step"] + SETTLED_STEPS
-        return self._run.wait(lambda status: whole(status) and status["step"] >= settled, WAIT_SECONDS)
+    def settle(self, hosts: int = HOSTS) -> Status:
+        """Wait until so many hosts have trained for some steps."""
+        settled = self._run.wait(lambda status: train(status, hosts), WAIT_SECONDS)["step"] + SETTLED_STEPS
+        return self._run.wait(lambda status: train(status, hosts) and status["step"] >= settled, WAIT_SECONDS)
 
     def await_hosts(self, count: int) -> Status:
         """Until only so many are there."""
@@ -90,15 +90,29 @@ class Bench:
         after = next(line for line in steps if line["generation"] > status["generation"])
         earlier = [line for line in steps if line["generation"] == status["generation"]]
         before = earlier[-1] if planned else [line for line in earlier if line["time"] <= moment][-1]
-        formed = next(
-            line
-            for line in self.lines("ledger")
-            if line["event"] == "generation_formed" and line["generation"] == after["generation"]
-        )
+        usual = statistics.median(line["seconds"] for line in earlier[-10:])
+        return self._row(before, after, after["time"] - (before["time"] if planned else moment), usual)
+
+    def growth(self, add: Callable[[], None]) -> Row:
+        """From the last step of half of the hosts to the first of all."""
+        self.settle(HOSTS // 2)
+        add()
+        number = self.settle()["generation"]
+        steps = self.lines("steps")
+        before = [line for line in steps if line["generation"] < number][-1]
+        first, *others = [line for line in steps if line["generation"] == number]
+        usual = statistics.median(line["seconds"] for line in others)
+        return self._row(before, first, first["time"] - before["time"], usual)
+
+    def _row(self, before: dict[str, Any], after: dict[str, Any], seconds: float, usual: float) -> Row:
+        """``before`` and ``after``: the lines of the last step that counted and of the first one on."""
+        events = [line for line in self.lines("ledger") if line["event"] == "generation_formed"]
+        formed = next(event for event in events if event["generation"] == after["generation"])
         return {
-            "seconds": after["time"] - (before["time"] if planned else moment),
+            "seconds": seconds,
+            "pause": seconds - usual,
             "steps_lost": float(max(before["step"] - formed["step"], 0)),
-            "steady_step_seconds": statistics.median(line["seconds"] for line in earlier[-10:]),
+            "steady_step_seconds": usual,
             **{f"{part}_seconds": formed[f"{part}_seconds"] for part in PARTS},
         }
 
@@ -115,8 +129,8 @@ class Bench:
         adopted = [event for event in self.lines("ledger") if event["event"] == "generation_adopted"]
         if not adopted:
             raise RuntimeError("the coordinator did not adopt the generation")
-        row = {"seconds": longest - usual, "without": max(before) - usual, "steady_step_seconds": usual}
-        return row | {"steps_lost": 0.0}
+        row = {"seconds": longest - usual, "pause": max(longest - max(before), 0.0), "without": max(before) - usual}
+        return row | {"steady_step_seconds": usual, "steps_lost": 0.0}
 
 
 def kill(kind: str, number: int) -> Callable[[Status], None]:
@@ -130,34 +144,37 @@ def kill(kind: str, number: int) -> Callable[[Status], None]:
     return strike
 
 
-def kill_coordinator(cluster: LocalCluster) -> None:
-    (line,) = [line for line in processes(cluster) if ":CoordinatorActor" in line]
-    os.kill(int(line.split()[0]), signal.SIGKILL)
-
-
 def drain(cluster: LocalCluster, name: str) -> None:
     """By the command, which takes seconds to start: what it does is timed by the ledger."""
     command = [sys.executable, "-m", "elastic_train.cli.main", "chaos", "drain", name, "--lasting", "20s"]
     subprocess.run([*command, "--address", cluster.address], check=True, capture_output=True)
 
 
+def kill_node(cluster: LocalCluster, number: int) -> Callable[[Status], None]:
+    """Of another host each time."""
+
+    def strike(status: Status) -> None:
+        node = cluster.node_of(status["hosts"][number % HOSTS]["pid"])
+        assert node is not None
+        cluster.kill_node(node)
+
+    return strike
+
+
 def measure(kind: str, number: int, bench: Bench, cluster: LocalCluster, job: Job) -> Row:
-    """One failure."""
+    """One failure, or growth after one."""
     if kind == "coordinator":
         return bench.stall(lambda status: kill_coordinator(cluster))
+    if kind == "growth":
+        kill_node(cluster, number)(bench.settle())
+        return bench.growth(lambda: refill(cluster, nodes=2, cpus=HOSTS // 2))
     if kind == "drain":
         row = bench.recovery(lambda status: drain(cluster, job.name), planned=True)
         homes = {id(cluster.node_of(host["pid"])) for host in bench.await_hosts(HOSTS // 2)["hosts"]}
         for node in [node for node in cluster.nodes[1:] if id(node) not in homes]:
             cluster.kill_node(node)  # which is what the notice was about
     elif kind == "node":
-
-        def strike(status: Status) -> None:
-            node = cluster.node_of(status["hosts"][number % HOSTS]["pid"])
-            assert node is not None
-            cluster.kill_node(node)
-
-        row = bench.recovery(strike)
+        row = bench.recovery(kill_node(cluster, number))
     else:
         row = bench.recovery(kill(kind, number))
     refill(cluster, nodes=2, cpus=HOSTS // 2)
@@ -176,7 +193,7 @@ def on_ray(kinds: list[str], repeats: int, folder: Path) -> dict[str, list[Row]]
                 for number in range(repeats):
                     row = measure(kind, number, bench, cluster, job)
                     results.setdefault(kind, []).append(row)
-                    print(f"{kind} {number + 1}: {row['seconds']:.2f} s", flush=True)
+                    print(f"{kind} {number + 1}: {row['seconds']:.2f} s, pause {row['pause']:.2f} s", flush=True)
             run.driver.send_signal(signal.SIGTERM)
             print(f"job: {run.finish()['state']}")
     return results
@@ -202,29 +219,6 @@ def partitions(repeats: int, folder: Path) -> list[Row]:
     return rows
 
 
-def table(results: dict[str, list[Row]]) -> str:
-    rows = ["| failure | median s | min | max | n | steps lost | steady step, s |", "|---" * 7 + "|"]
-    for kind, measured in results.items():
-        seconds = [row["seconds"] for row in measured]
-        lost = sum(row["steps_lost"] for row in measured)
-        step = statistics.median(row["steady_step_seconds"] for row in measured)
-        rows.append(
-            f"| {kind} | {statistics.median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} | {len(seconds)} "
-            f"| {lost:.0f} | {step:.2f} |"
-        )
-    return "\n".join(rows)
-
-
-def parts_table(results: dict[str, list[Row]]) -> str:
-    """Medians of what the ledger says of each recovery, in seconds."""
-    rows = [f"| failure | {' | '.join(part.replace('_', ' ') for part in PARTS)} |", "|---" * (len(PARTS) + 1) + "|"]
-    for kind, measured in results.items():
-        if f"{PARTS[0]}_seconds" in measured[0]:
-            medians = [statistics.median(row[f"{part}_seconds"] for row in measured) for part in PARTS]
-            rows.append(f"| {kind} | {' | '.join(f'{seconds:.2f}' for seconds in medians)} |")
-    return "\n".join(rows)
-
-
 def job_of(folder: Path, name: str, *overrides: str) -> Job:
     """The quickstart's job without an end and nearly without saves, which takes newcomers in at once."""
     common = [f"name={name}", f"storage.uri={folder}", f"data.uri={folder / 'data'}", "tracking.enabled=false"]
@@ -236,7 +230,7 @@ def job_of(folder: Path, name: str, *overrides: str) -> Job:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = ["trainer", "hang", "host", "node", "drain", "coordinator", "partition"]
+    kinds = ["trainer", "hang", "host", "node", "drain", "growth", "coordinator", "partition"]
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=kinds, default=kinds)
     parser.add_argument("--json", type=Path, help="write every single measurement here")

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_train.controller.local_cluster import LocalCluster, share_token
+from tests.jobs import make_corpus, make_job
+from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
 
 share_token()  # now: Ray remembers whether there was one when a test first used it
@@ -36,3 +40,18 @@ def ray_cluster() -> Iterator[LocalCluster]:
     """A head with a job server, to be filled up with worker nodes by those who use it."""
     with LocalCluster(include_dashboard=True) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The lines of the job's uninterrupted run on one host."""
+    job = make_job(corpus, tmp_path_factory.mktemp("reference"), "reference", "hosts.max=1")
+    with LocalJob(job) as run:
+        run.start_host("only", "node")
+        assert run.finish()["state"] == "finished"
+        return run.lines("steps")

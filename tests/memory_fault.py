@@ -1,4 +1,4 @@
-"""A fault of memory, made from outside: a weight of a running trainer becomes NaN. Linux, needs ptrace rights."""
+"""A fault of memory, made from outside: a weight of a running trainer changes. Linux, needs ptrace rights."""
 
 from __future__ import annotations
 
@@ -14,58 +14,65 @@ from elastic_train.checkpoint.errors import ImageError
 from elastic_train.checkpoint.image import Image, State, description_path
 from elastic_train.controller.control_block import ControlBlock
 
-_NAN = struct.pack("<f", float("nan"))
 _PATTERN_BYTES = 64
 
 
-def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: int) -> None:
-    """Write NaN over all copies of the first weight of ``tensor`` in the memory of the trainer ``pid``.
+def break_weight(pid: int, pool: Path, rank: int, tensor: str, beats_per_step: int, value: float) -> None:
+    """Write ``value`` over all copies of the first weight of ``tensor`` in the memory of the trainer ``pid``.
 
     It happens in the first half of a step, when the snapshot of the step before is whole: where its bytes are still
     those in memory.
     """
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            if _in_first_half(pool, rank, beats_per_step) and _overwrite(pid, _newest(pool, rank, tensor)):
-                return
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        time.sleep(0.003)
+    (path,) = pool.glob(f"g*-r{rank}.control")
+    control = ControlBlock(str(path))
+    try:
+        while time.monotonic() < deadline:
+            begun = _begin_of_a_step(control, deadline)
+            while control.beats - begun < beats_per_step // 2:
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    in_time = control.beats - begun < beats_per_step // 2
+                    if in_time and _overwrite(pid, _bytes_of(pool, rank, tensor, control.started_step - 1), value):
+                        return
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                time.sleep(0.001)
+    finally:
+        control.close()
     raise AssertionError(f"found no moment in which {tensor} of rank {rank} could be broken")
 
 
-def _in_first_half(pool: Path, rank: int, beats_per_step: int) -> bool:
-    (path,) = pool.glob(f"g*-r{rank}.control")
-    control = ControlBlock(str(path))
-    beats = control.beats - beats_per_step * (control.started_step - 1)
-    control.close()
-    return 0 < beats < beats_per_step // 2
+def _begin_of_a_step(control: ControlBlock, deadline: float) -> int:
+    """How many beats there have been when the next step begins."""
+    step = control.started_step
+    while control.started_step == step and time.monotonic() < deadline:
+        time.sleep(0.0002)
+    return control.beats
 
 
-def _newest(pool: Path, rank: int, tensor: str) -> bytes:
-    """The first bytes of the rank's part of ``tensor`` in its newest image that is whole."""
-    found: list[tuple[int, bytes]] = []
+def _bytes_of(pool: Path, rank: int, tensor: str, step: int) -> bytes:
+    """The first bytes of the rank's part of ``tensor`` after ``step``; none while its image is not whole."""
+    found = b""
     for path in pool.glob(f"g*-r{rank:05d}-b*.img"):
         try:
             image = Image.open(path)
         except ImageError:
             continue
-        if image.state == State.WHOLE:
+        if image.state == State.WHOLE and image.step == step:
             description = Description.from_json(description_path(path).read_text())
             (chunk,) = [chunk for chunk in description.chunks if chunk.key == tensor]
-            found.append((image.step, bytes(image.data[chunk.byte_offset : chunk.byte_offset + _PATTERN_BYTES])))
+            found = bytes(image.data[chunk.byte_offset : chunk.byte_offset + _PATTERN_BYTES])
         image.close()
-    return max(found)[1] if found else b""
+    return found
 
 
-def _overwrite(pid: int, pattern: bytes) -> bool:
+def _overwrite(pid: int, pattern: bytes, value: float) -> bool:
     places = _places(pid, pattern) if pattern else []
     with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
         for place in places:
             memory.seek(place)
-            memory.write(_NAN)
+            memory.write(struct.pack("<f", value))
     return bool(places)
 
 

@@ -163,6 +163,26 @@ def alive(pids: Sequence[int]) -> list[int]:
     return running
 
 
+DRAIN_PROGRAM = """
+import sys, ray
+from elastic_train.controller.ray_internals import drain_node
+ray.init(address=sys.argv[1], log_to_driver=False)
+print(drain_node(sys.argv[2], 90.0, "test"))
+"""
+
+
+def drain(cluster: LocalCluster, node: str) -> str:
+    """As a cloud does that takes the node with that id in 90 s; what Ray has against it."""
+    command = [sys.executable, "-c", DRAIN_PROGRAM, cluster.address, node]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
+
+
+def kill_coordinator(cluster: LocalCluster) -> None:
+    """SIGKILL that of the only job there is."""
+    (coordinator,) = [line.split() for line in processes(cluster) if ":CoordinatorActor" in line]
+    os.kill(int(coordinator[0]), signal.SIGKILL)
+
+
 def refill(cluster: LocalCluster, nodes: int, cpus: int) -> None:
     """Bring the cluster to ``nodes`` living worker nodes with ``cpus`` each, whatever the test before has left."""
     for node in [node for node in cluster.nodes[1:] if node.cpus != cpus or not alive([node.process.pid])]:

@@ -15,7 +15,7 @@ import pytest
 
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.cli.command import ROOT, elastic_train
-from tests.jobs import JOB, make_corpus
+from tests.jobs import JOB
 from tests.ray_job import processes, refill, until, until_none
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -25,11 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 def cluster(ray_cluster: LocalCluster) -> LocalCluster:
     refill(ray_cluster, nodes=2, cpus=2)
     return ray_cluster
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture

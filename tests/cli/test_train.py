@@ -10,20 +10,32 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from elastic_train.controller.local_cluster import LocalCluster, free_port
 from tests.cli.command import ROOT, elastic_train
-from tests.jobs import JOB, make_corpus
+from tests.jobs import JOB
 from tests.ray_job import refill, until, until_none
+from tests.recovered import assert_recovered
 
 pytestmark = pytest.mark.cluster
 
 LONG = ("training.steps=1000000", "checkpoint.every_steps=1000000")
 MARK = "ELASTIC_TRAIN_TEST"
+
+
+Lines = list[dict[str, Any]]
+
+
+def logs(job_folder: Path, name: str) -> Lines:
+    """Lines of ``steps`` or ``ledger``; none while there is no such file."""
+    path = job_folder / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class Train:
@@ -49,9 +61,8 @@ class Train:
             start_new_session=True,
         )
 
-    def lines(self, name: str) -> list[dict[str, object]]:
-        path = self.job_folder / f"{name}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    def lines(self, name: str) -> Lines:
+        return logs(self.job_folder, name)
 
     def events(self) -> list[object]:
         return [line["event"] for line in self.lines("ledger")]
@@ -96,11 +107,6 @@ def training(folder: Path, name: str, *arguments: str) -> Iterator[Train]:
             train.process.kill()  # its raylets end with it
         train.process.wait()
         train.output.close()
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture
@@ -173,15 +179,14 @@ def test_failing_job(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_dead_tracking_server_stops_no_step(folder: Path, ray_cluster: LocalCluster) -> None:
-    """ML-03: nobody listens at the tracking URI; the job finishes all the same and says what is lost."""
+def test_dead_tracking_server_stops_no_step(folder: Path, ray_cluster: LocalCluster, reference: Lines) -> None:
+    """ML-03: nobody listens at the tracking URI; the job finishes all the same, has its curve and says what is lost."""
     refill(ray_cluster, nodes=2, cpus=2)
     tracking = ("tracking.enabled=true", f"tracking.uri=http://127.0.0.1:{free_port('127.0.0.1')}")
     words = ("train", "job.yaml", "name=cli-mute", "hosts.max=1", *tracking, "--address", ray_cluster.address)
     done = elastic_train(*words, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = [json.loads(line) for line in (folder / "runs" / "cli-mute" / "steps.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 31))
+    assert_recovered(partial(logs, folder / "runs" / "cli-mute"), reference, ["start"])
     assert "warning: 30 steps are not in MLflow" in done.stderr
 
 

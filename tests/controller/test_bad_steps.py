@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from elastic_train.training.step_judge import StepJudge
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.memory_fault import break_weight
+from tests.recovered import assert_recovered, recoveries
 
 Lines = list[dict[str, Any]]
 
@@ -148,26 +150,34 @@ def test_one_bad_step_under_each_policy(corpus: Path, tmp_path: Path) -> None:
     again = run(job("back", "roll_back"), "run0", "ab")
     assert again.coordinator.state == "finished"
     assert bad_steps(again) == [(step, "roll_back"), (step, "skip")]
+    assert recoveries(again.lines("ledger")) == ["start", "bad_step"]
     good, others = [[entry for entry in local.lines("steps") if entry["step"] != step] for local in (skipped, again)]
     assert_same_curve(others, good)
 
 
 @pytest.mark.slow
-def test_a_fault_that_passes_costs_no_step(corpus: Path, reference: Lines, tmp_path: Path) -> None:
-    """A weight in the memory of one trainer becomes NaN: the step is computed again from the snapshot, and is good."""
-    job = make_job(corpus, tmp_path, "fault", "hosts.max=2", "parallel.pp=1")
+def test_faults_that_pass_cost_no_step(corpus: Path, reference: Lines, tmp_path: Path) -> None:
+    """A weight in the memory of one trainer becomes NaN, later another one huge: the loss is a spike. Both times the
+    step is computed again from the snapshot, and is good."""
+    spikes = ("failure.loss_spike_factor=3", "failure.bad_step_window=4")
+    job = make_job(corpus, tmp_path, "fault", "hosts.max=2", "parallel.pp=1", *spikes)
+    beats = 2 * job.model.num_hidden_layers * job.training.slots // 2  # forward and backward, half of the slots
     with LocalJob(job) as local:
         local.start_hosts("ab")
-        hosts = {host["rank"]: host for host in local.wait_step(2)["hosts"]}
-        beats = 2 * job.model.num_hidden_layers * job.training.slots // 2  # forward and backward, half of the slots
-        weight = "param.model.layers.3.self_attn.q_proj.weight"
-        break_weight(hosts[1]["trainer_pid"], Path(hosts[1]["pool"]), 1, weight, beats)
+        for generation, step, weight, value in (
+            (1, 2, "model.layers.3.self_attn.q_proj.weight", math.nan),
+            (2, 8, "lm_head.weight", 1e5),
+        ):
+            status = local.wait(lambda now, at=(generation, step): now["generation"] == at[0] and now["step"] >= at[1])
+            (host,) = (host for host in status["hosts"] if host["rank"] == 1)
+            break_weight(host["trainer_pid"], Path(host["pool"]), 1, f"param.{weight}", beats, value)
         assert local.finish()["state"] == "finished"
-    assert_same_curve(local.lines("steps"), reference)
-    assert [action for _, action in bad_steps(local)] == ["roll_back"]
-    ledger = local.lines("ledger")
-    assert [event["cause"] for event in ledger if event["event"] == "generation_formed"] == ["start", "bad_step"]
-    assert not [event for event in ledger if event["event"] == "rolled_back"]
+    assert_recovered(local.lines, reference, ["start", "bad_step", "bad_step"])
+    assert [action for _, action in bad_steps(local)] == ["roll_back", "roll_back"]
+    nan, spike = local.told("trouble")
+    assert "loss is nan" in nan["detail"]
+    assert re.search(r"loss \S+ is above 3 x \S+, the median of 4", spike["detail"])
+    assert not local.told("rolled_back")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,12 @@ import pytest
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.controller.processes import program
 from tests.jobs import make_job
-from tests.ray_job import RayJob, pools, processes, refill, until, until_none
+from tests.ray_job import RayJob, drain, kill_coordinator, pools, processes, refill, until, until_none
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
-FAILURES = 100
-KINDS = {"trainer": 80, "hang": 10, "host": 10}
-"""Weights. A killed host costs the start of another; trainers are what dies most."""
+KINDS = {"trainer": 82, "hang": 8, "host": 6, "coordinator": 2, "drain": 2}
+"""How many of each. A killed host costs the start of another, a drain that of a node; trainers are what dies most."""
 HOSTS = ("ray::RayTrainWorker", "ray::_JoinerHost")
 PLACEMENT_GROUPS = """
 import json, sys
@@ -46,16 +46,48 @@ def whole(status: dict[str, Any]) -> bool:
     return status["state"] == "running" and [host["rank"] is None for host in status["hosts"]] == [False] * 4
 
 
-def strike(run: RayJob, chance: random.Random) -> str:
-    """One failure of a random kind, as soon as all hosts train; returns its kind once the job has recovered."""
+def in_random_order(chance: random.Random) -> list[str]:
+    """One of each kind comes first: then every cache, thread and buffer has been made."""
+    others = [kind for kind, count in KINDS.items() for _ in range(count - 1)]
+    chance.shuffle(others)
+    return [*KINDS, *others]
+
+
+def strike(run: RayJob, cluster: LocalCluster, kind: str, chance: random.Random) -> None:
+    """One failure, as soon as all hosts train; returns once the job has recovered."""
     status = run.wait(whole)
-    kind = chance.choices(list(KINDS), weights=list(KINDS.values()))[0]
     host = chance.choice(status["hosts"])
-    pid = host["pid"] if kind == "host" else host["trainer_pid"]
-    os.kill(pid, signal.SIGSTOP if kind == "hang" else signal.SIGKILL)
+    if kind == "coordinator":
+        replace_coordinator(run, cluster)
+        return
+    if kind == "drain":
+        take_away(run, cluster, host)
+    else:
+        pid = host["pid"] if kind == "host" else host["trainer_pid"]
+        os.kill(pid, signal.SIGSTOP if kind == "hang" else signal.SIGKILL)
     generation = status["generation"]
     run.wait(lambda status: status["generation"] > generation and status["state"] == "running")
-    return kind
+
+
+def replace_coordinator(run: RayJob, cluster: LocalCluster) -> None:
+    """Kill it and wait until the next one tells that it is there."""
+    killed = time.time()
+    kill_coordinator(cluster)
+    run.wait(
+        lambda status: any(
+            event["event"] == "coordinator_returned" and event["time"] > killed for event in status["last_events"]
+        )
+    )
+
+
+def take_away(run: RayJob, cluster: LocalCluster, host: dict[str, Any]) -> None:
+    """Drain the node of ``host``, end it when the job has left it, and start another."""
+    node = cluster.node_of(host["pid"])
+    assert node is not None
+    assert drain(cluster, host["node"]) == ""
+    run.wait(lambda status: all(other["node"] != host["node"] for other in status["hosts"]))
+    cluster.kill_node(node)
+    refill(cluster, nodes=2, cpus=2)
 
 
 def held(run: RayJob, cluster: LocalCluster) -> dict[str, Any]:
@@ -97,18 +129,20 @@ def test_a_hundred_failures_leave_nothing_behind(ray_cluster: LocalCluster, corp
         "log.samples=false",
     )
     chance = random.Random(5)
+    failures = in_random_order(chance)
     with RayJob(job, ray_cluster.address) as run:
-        struck = Counter(strike(run, chance) for _ in range(5))  # every cache, thread and buffer has been made
+        for kind in failures[: len(KINDS)]:
+            strike(run, ray_cluster, kind, chance)
         run.wait(whole)
         before = held(run, ray_cluster)
-        struck += Counter(strike(run, chance) for _ in range(FAILURES - 5))
+        for kind in failures[len(KINDS) :]:
+            strike(run, ray_cluster, kind, chance)
         run.wait(whole)
         until(lambda: held(run, ray_cluster)["images"] <= before["images"])  # copies come after the step
         after = held(run, ray_cluster)
         run.driver.send_signal(signal.SIGTERM)
         outcome = run.finish()
-    assert struck.total() == FAILURES
-    assert set(struck) == set(KINDS)
+    assert len(failures) == sum(KINDS.values()) == 100
     assert (outcome["state"], outcome["exit_code"]) == ("killed", 143), outcome
     assert run.noise == []
     for name in ("processes", "listening", "groups"):

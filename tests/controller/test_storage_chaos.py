@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ import pytest
 from elastic_train.config.job import Job
 from tests.chaos_proxy import ChaosProxy, chaos
 from tests.controller.s3_jobs import Lines, lines, whole_checkpoints
-from tests.jobs import assert_same_curve, make_job
+from tests.jobs import make_job
 from tests.local_job import LocalJob
+from tests.recovered import assert_recovered
 from tests.s3_server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole_job]
@@ -57,7 +59,7 @@ def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
         assert second.finish()["state"] == "finished"
     injected, requests = dict(proxy.injected), len(proxy.requests)
     proxy.share = 0.0
-    assert_same_curve(lines(job(1), "steps"), reference)
+    assert_recovered(partial(lines, job(1)), reference, ["start", "trainer_killed", "start"])
     assert len(injected) >= 5, injected
     assert sum(injected.values()) >= 0.1 * requests >= 5, (injected, requests)
     (resumed,) = second.told("resumed")
@@ -137,19 +139,21 @@ def test_a_job_whose_last_steps_are_lost_with_their_only_host_has_not_finished(
 
 
 def test_an_outage_on_demand_reaches_coordinator_and_hosts_and_is_over_by_itself(
-    s3_environment: S3Server, s3_bucket: str, corpus: Path, tmp_path: Path
+    s3_environment: S3Server, s3_bucket: str, corpus: Path, reference: Lines, tmp_path: Path
 ) -> None:
     """What `elastic-train chaos store-outage` asks for; the server itself is well all the time."""
-    settings = "training.steps=300", "hosts.max=1", "checkpoint.every_steps=2", "storage.retry_seconds=0.5"
+    settings = "hosts.max=1", "checkpoint.every_steps=2", "storage.retry_seconds=0.5"
     endpoint = f"storage.endpoint_url={s3_environment.endpoint_url}"
-    with LocalJob(make_job(corpus, f"s3://{s3_bucket}/outage", "ordered", endpoint, *settings)) as run:
+    job = make_job(corpus, f"s3://{s3_bucket}/outage", "ordered", endpoint, *settings)
+    with LocalJob(job) as run:
         run.start_hosts("a")
-        run.wait(lambda _: bool(run.told("checkpoint_committed")))
+        run.wait_step(2)
         assert run.begin_outage(2.0) == ""
         run.wait(lambda _: bool(run.told("checkpoint_failed")))
         failed = run.told("checkpoint_failed")[0]
         assert s3_environment.endpoint_url.removeprefix("http://") in failed["detail"], failed
-        run.wait(lambda _: run.told("checkpoint_committed")[-1]["step"] > failed["step"])
         assert run.finish()["state"] == "finished"
+        assert_recovered(partial(lines, job), reference, ["start"])
+        assert run.told("checkpoint_committed")[-1]["step"] == 30 >= failed["step"]
     with LocalJob(make_job(corpus, tmp_path, "on-disk", "hosts.max=1")) as run:
         assert run.begin_outage(2.0) == f"storage.uri={tmp_path} is no object storage; a job on s3:// can lose it"
