@@ -48,7 +48,7 @@ def audit_data(
     reached = max(list_checkpoints(store), default=0)
     if not lines and not reached:
         raise UserError(f"{name} has no step in steps.jsonl and no checkpoint: there is nothing to audit")
-    with progress_bar() as progress:
+    with progress_bar(unit="steps") as progress:
         task = progress.add_task("audit", total=None)
         audit = audit_steps(
             lines,
@@ -86,6 +86,8 @@ def _tell(name: str, audit: Audit, sources: list[str]) -> None:
         typer.echo(f"  {audit.unrecorded:,} steps do not say what they were trained on")
     if audit.skipped:
         typer.echo(f"  {audit.skipped:,} steps were left out as bad; their samples count as used")
+    if audit.taken_back:
+        typer.echo(f"  {audit.taken_back:,} lines were taken back: the job went back, or someone has added lines")
     for problem in audit.problems[:PROBLEMS_SHOWN]:
         typer.echo(f"  {problem.kind}: {problem.message}")
     if (more := len(audit.problems) - PROBLEMS_SHOWN) > 0:

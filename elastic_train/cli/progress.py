@@ -15,10 +15,13 @@ LEAST_SECONDS = 0.1
 """Between two updates of a phase: many at once, as of the documents of a batch, would look like a speed."""
 
 
-def progress_bar(transient: bool = False) -> Progress:
-    """A bar with bytes, bytes/s and time left, on stderr; nothing where that is no terminal. Stays unless transient."""
+def progress_bar(transient: bool = False, unit: str = "bytes") -> Progress:
+    """A bar with how much is done and the time left, on stderr; nothing where that is no terminal. Bytes have a speed.
+
+    Stays unless transient.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from elastic_train.cli.speed_column import SpeedColumn
 
@@ -26,8 +29,7 @@ def progress_bar(transient: bool = False) -> Progress:
     columns = (
         TextColumn("{task.description:<10}"),
         BarColumn(bar_width=20),
-        DownloadColumn(),
-        SpeedColumn(),
+        *((DownloadColumn(), SpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))),
         TimeRemainingColumn(),
     )
     return Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)

@@ -173,8 +173,12 @@ def _locate(location: tuple[int | str, ...]) -> tuple[str, Any, list[Any], str |
     metadata: list[Any] = []
     description = None
     for key in location:
+        if isinstance(key, int) and section is not None:  # of a list of sections
+            path.append(str(key))
+            annotation, metadata, description = section, [], None
+            continue
         field = section.model_fields.get(str(key)) if section else None
-        if field is None:  # a member of a union or a list: the whole field is named
+        if field is None:  # a member of a union, or of a list of values: the whole field is named
             break
         path.append(str(key))
         annotation, metadata, description = field.annotation, field.metadata, field.description
@@ -184,7 +188,10 @@ def _locate(location: tuple[int | str, ...]) -> tuple[str, Any, list[Any], str |
 
 def _value_at(data: Any, path: str) -> Any:
     for key in filter(None, path.split(".")):
-        data = data.get(key) if isinstance(data, dict) else None
+        if isinstance(data, list):
+            data = data[int(key)]
+        else:
+            data = data.get(key) if isinstance(data, dict) else None
     return data
 
 

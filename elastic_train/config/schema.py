@@ -106,6 +106,10 @@ def unknown_keys(data: Mapping[str, Any], section: type[Section] = Job, prefix: 
         inner = section_of(field)
         if inner is not None and isinstance(value, Mapping):
             yield from unknown_keys(value, inner, f"{prefix}{key}.")
+        elif inner is not None and isinstance(value, list):
+            for number, item in enumerate(value):
+                if isinstance(item, Mapping):
+                    yield from unknown_keys(item, inner, f"{prefix}{key}.{number}.")
 
 
 def _advice(key: str, section: type[Section], prefix: str) -> str:

@@ -10,15 +10,17 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from elastic_train.data.consumed import batch_digest
+from elastic_train.data.step_lines import parse_lines, standing
 
 if TYPE_CHECKING:
     from elastic_train.data.batches import StepBatches
+    from elastic_train.data.step_lines import StepLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,14 @@ class Audit:
 
     ``steps_compared``: those whose bytes were made anew. ``unrecorded``: those of which nobody has said what they were
     trained on (lines of an older release, and steps whose last words were lost with a coordinator). ``skipped``: those
-    that changed nothing, whose samples count as used.
+    that changed nothing, whose samples count as used. ``taken_back``: lines of steps that are there again further down.
     """
 
     steps: int = 0
     steps_compared: int = 0
     unrecorded: int = 0
     skipped: int = 0
+    taken_back: int = 0
     samples: int = 0
     epochs: list[float] = field(default_factory=list)
     """how often the samples of each source were used"""
@@ -111,36 +114,44 @@ def audit_steps(
         progress: called with (steps done, steps in all).
 
     Raises:
-        DataError, StorageError: the data sets cannot be read.
+        DataError, StorageError: a line is none of a step, or the data sets cannot be read.
     """
-    steps = {line["step"]: line for line in lines}
+    told = parse_lines(lines)
+    steps = standing(told)
     ends = list(accumulate(size for _, size in sources))
     epochs = [Epochs(size, name if len(sources) > 1 else "") for name, size in sources]
-    audit = Audit()
-    for step in range(1, (last := max([*steps, reached])) + 1):
-        line = steps.get(step)
-        ids = _audit_step(audit, step, line, batches, compare_bytes=compare_bytes)
-        for sample in ids if line is not None else ():
+    audit = Audit(steps=len(steps), taken_back=len(told) - len(steps))
+    last = max(steps[-1].step if steps else 0, reached)
+    audit.problems += _missing([line.step for line in steps], last)
+    whole = not audit.problems
+    for line in steps:
+        for sample in _audit_step(audit, line, batches, compare_bytes=compare_bytes):
             source = min(bisect_right(ends, sample), len(ends) - 1)
             epochs[source].use(sample - ends[source] + sources[source][1])
-        progress(step, last)
-    if not any(problem.message.endswith("is missing") for problem in audit.problems):
+        progress(line.step, last)
+    if whole:
         audit.epochs = [used.end() for used in epochs]
         audit.problems += [problem for used in epochs for problem in used.problems]
     return audit
 
 
-def _audit_step(
-    audit: Audit, step: int, line: dict[str, Any] | None, batches: StepBatches, *, compare_bytes: bool
-) -> list[int]:
+def _missing(steps: list[int], last: int) -> list[Problem]:
+    """``steps`` ascend."""
+    problems = []
+    for before, step in pairwise([0, *steps, last + 1]):
+        if step - before == 2:
+            problems.append(Problem("gap", f"step {before + 1} is missing"))
+        elif step - before > 2:
+            problems.append(Problem("gap", f"steps {before + 1} to {step - 1} are missing"))
+    return problems
+
+
+def _audit_step(audit: Audit, line: StepLine, batches: StepBatches, *, compare_bytes: bool) -> list[int]:
     """Adds what is wrong with one step; returns the samples that it was trained on, by the log if that has them."""
-    if line is None:
-        audit.problems.append(Problem("gap", f"step {step} is missing"))
-        return []
-    audit.steps += 1
-    audit.skipped += "skipped" in line
+    step = line.step
+    audit.skipped += line.skipped
     ordered = batches.sample_ids(step)
-    ids: list[int] = line.get("samples", ordered)
+    ids = line.samples if line.samples is not None else ordered
     audit.samples += len(ids)
     if ids != ordered:
         place = next((n for n, pair in enumerate(zip(ids, ordered, strict=False)) if pair[0] != pair[1]), None)
@@ -148,16 +159,16 @@ def _audit_step(
         if place is not None:
             detail = f"sample {ids[place]} at place {place} instead of {ordered[place]}"
         audit.problems.append(Problem("differs", f"step {step}: {detail}"))
-    if (slots := line.get("slots")) is None:
+    if line.slots is None:
         audit.unrecorded += 1
         return ids
-    audit.problems += _audit_slots(step, slots, batches.slots)
+    audit.problems += _audit_slots(step, line.slots, batches.slots)
     if compare_bytes:
         audit.steps_compared += 1
         numbers = range(batches.slots)
         expected = batch_digest(numbers, [batches.slot(step, slot) for slot in numbers])
-        if line.get("batch") != expected:
-            detail = f"batch {line.get('batch')}; the data sets give {expected}"
+        if line.batch != expected:
+            detail = f"batch {line.batch}; the data sets give {expected}"
             audit.problems.append(Problem("differs", f"step {step}: trained on other bytes: {detail}"))
     return ids
 

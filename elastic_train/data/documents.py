@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SPACE = " \t\r\n"
 """What JSON takes for white space."""
+BYTE_ORDER_MARK = "\ufeff"
 DOCUMENT_BYTES = 2**27
 """Of a file of text, or of a line. Longer ones are left out: one alone would take gigabytes of memory to encode."""
 
@@ -123,9 +124,12 @@ def _document(corpus: Corpus, piece: Slice, number: int, line: str) -> Found:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
-        raise _BadLine(error.colno, f"not JSON ({error.msg}); {accepted}") from None
-    except (ValueError, RecursionError) as error:  # numbers of 10,000 digits, brackets 10,000 deep
-        raise _BadLine(1, f"not JSON ({error}); {accepted}") from None
+        found = "a byte order mark" if line.startswith(BYTE_ORDER_MARK) else error.msg
+        raise _BadLine(error.colno, f"not JSON ({found}); {accepted}") from None
+    except RecursionError:
+        raise _BadLine(1, f"not JSON that can be read (brackets too deep); {accepted}") from None
+    except ValueError:
+        raise _BadLine(1, f"not JSON that can be read (a number of too many digits); {accepted}") from None
     if not isinstance(value, dict):
         raise _BadLine(_indent(line), f"{_kind(value)}; {accepted}")
     if field not in value:

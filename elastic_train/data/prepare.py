@@ -199,10 +199,8 @@ class _Preparation:
         size = sum(selection.kept_bytes(part) for part in range(len(scans)))
         if not size:
             counts = ", ".join(f"{count} {kind}" for kind, count in selection.counts().items())
-            raise DataError(
-                f"corpus {self._corpus.name} has no text: all of its {len(selection.kinds)} documents are left out "
-                f"({counts or 'there is none'})"
-            )
+            why = f"all of its documents are left out ({counts})" if counts else "it has no document"
+            raise DataError(f"corpus {self._corpus.name} has no text: {why}")
         digest = hashlib.sha256("".join(scan.sha256 for scan in scans).encode()).hexdigest()
         return {**self._decisive(), "corpus_sha256": digest, "corpus_bytes": size}
 

@@ -147,7 +147,7 @@ class LocalStore(Store):
         uri = join(self.uri, path)
         try:
             yield
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:  # the second: what would be its folder is a file
             if verb in ("read", "look up"):
                 raise NotFound(uri, "no such object") from None
             raise StorageError(uri, f"cannot {verb} it: {error.strerror}") from error
@@ -165,7 +165,7 @@ def _open_new(file: Path, flags: int) -> int:
 
 
 def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
 
 

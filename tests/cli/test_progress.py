@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from elastic_train.checkpoint.manifest import object_path
+from elastic_train.data.sources import open_training
 from elastic_train.storage.store import Store
 from tests.cli.checkpoints import commit_checkpoint, job_record
 from tests.cli.command import ROOT, elastic_train
+from tests.jobs import make_corpus, make_job
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 HIDE_CURSOR, SHOW_CURSOR, ERASE_LINE = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"
@@ -92,6 +95,18 @@ def test_prepare_shows_bytes_per_second_and_time_left_and_only_on_a_terminal(tmp
     assert (piped.returncode, piped.stderr) == (0, "")
     assert piped.stdout == stdout.replace("one: written", "two: written")
     assert "B/s" not in stdout and "\x1b" not in stdout
+
+
+def test_the_audit_counts_steps(tmp_path: Path) -> None:
+    job = make_job(make_corpus(tmp_path), tmp_path, "counted")
+    store = Store.open(str(tmp_path / "counted"))
+    record = {"config": job.model_dump(mode="json"), "identity": {"data_digest": open_training(job).digest}}
+    store.write("job.json", [json.dumps(record).encode()])
+    store.write("steps.jsonl", [b'{"step": 1}\n{"step": 2}\n'])
+    code, stdout, seen = on_a_terminal(tmp_path, "data", "audit", "--job", "./counted")
+    assert (code, "counted: 2 steps, " in stdout) == (0, True), stdout + seen
+    assert "2/2 steps" in ESCAPE.sub("", seen)
+    assert "bytes" not in seen
 
 
 def test_on_a_pipe_there_is_none_of_it(store: Store, tmp_path: Path) -> None:

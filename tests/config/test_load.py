@@ -283,7 +283,14 @@ def test_the_default_of_tails_is_that_of_the_packing() -> None:
         ("data.uri=x", "data: give uri for one data set, or sources for a mixture of several"),
         ("data.sources=[]", "data: give uri for one data set, or sources for a mixture of several"),
         ("data.exhausted=stop", "data: exhausted=stop belongs to the sources here"),
-        ("data.sources=[{name: code, uri: a, weight: -1}]", "data.sources=[{"),
+        ("data.sources=[{name: code, uri: a, weight: -1}]", "data.sources.0.weight=-1: must be a number of at least 0"),
+        ("data.sources=[{name: code, uri: a}]", "data.sources.0.weight: is required: a number of at least 0"),
+        (
+            "data.sources=[{name: code, uri: a, weight: 1}, {name: b, uri: b, weight: 1, wieght: 2}]",
+            "data.sources.1.wieght: unknown key; did you mean data.sources.1.weight?",
+        ),
+        ("data.sources=[{name: code, uri: a, weight: 1}, 7]", "data.sources.1=7: must be a mapping with the keys name"),
+        ("data.sources=7", "data.sources=7: must be a list, each a mapping with the keys name, uri"),
         ("data.sources=[{name: code, uri: a, weight: 0}]", "data: the weights of the sources are all 0"),
         (
             "data.sources=[{name: code, uri: a, weight: 1}, {name: code, uri: b, weight: 1}]",
@@ -293,7 +300,14 @@ def test_the_default_of_tails_is_that_of_the_packing() -> None:
             "data.phases=[{from_step: 9, weights: {code: 1}}]",
             "data: the phase from step 9 gives weights to ['code']; the sources are ['code', 'prose']",
         ),
-        ("data.phases=[{from_step: 1, weights: {code: 1, prose: 1}}]", "data.phases=[{"),
+        (
+            "data.phases=[{from_step: 1, weights: {code: 1, prose: 1}}]",
+            "data.phases.0.from_step=1: must be an integer of at least 2",
+        ),
+        (
+            "data.phases=[{from_step: 2, weights: {code: 1, prose: -1}}]",
+            'data.phases.0.weights={"code": 1, "prose": -1}: must be a mapping of text to a number of at least 0',
+        ),
         (
             "data.phases=[{from_step: 9, weights: {code: 0, prose: 0}}]",
             "data: the phase from step 9 has no weight above 0",

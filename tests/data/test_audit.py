@@ -12,6 +12,7 @@ from elastic_train.config.training import TrainingConfig
 from elastic_train.data.audit import Audit, audit_steps
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.consumed import batch_digest
+from elastic_train.data.errors import DataError
 from elastic_train.data.mixture import MixedOrder, Mixture
 from elastic_train.data.order import SampleOrder
 from elastic_train.data.samples import Sample
@@ -70,7 +71,41 @@ def test_a_log_without_fault(samples: bool) -> None:
 
 def test_a_step_done_again_after_a_roll_back_counts_once() -> None:
     lines = log()
-    assert told([*lines[:5], *lines[3:]]) == []
+    found = audit([*lines[:5], *lines[3:]])
+    assert (found.steps, found.taken_back, found.samples, found.problems) == (STEPS, 2, 96, [])
+
+
+def test_a_line_that_is_put_in_or_moved() -> None:
+    lines = log()
+    assert (audit(lines).taken_back, audit([*lines[:5], lines[4], *lines[5:]]).taken_back) == (0, 1)
+    assert told([*lines[:2], lines[3], lines[2], *lines[4:]]) == [("gap", "step 4 is missing")]
+    assert told([*lines[:5], lines[1], *lines[5:]]) == [("gap", "steps 3 to 5 are missing")]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"step": None}, "step: "),
+        ({"step": "3"}, "step: "),
+        ({"step": True}, "step: "),
+        ({"step": 3.0}, "step: "),
+        ({"step": 0}, "step: "),
+        ({"slots": [5]}, "slots.0: "),
+        ({"slots": [[0]]}, "slots.0: "),
+        ({"slots": [["a", "b"]]}, "slots.0.0: "),
+        ({"slots": [[0.0, 4.0]]}, "slots.0.0: "),
+        ({"samples": "all"}, "samples: "),
+        ({"samples": [1.5] * 8}, "samples.0: "),
+        ({"batch": 7}, "batch: "),
+    ],
+)
+def test_a_line_that_is_none_of_a_step(change: dict[str, Any], problem: str) -> None:
+    lines = log()
+    lines[2] |= change
+    with pytest.raises(DataError, match=rf"^steps.jsonl, line 3: {problem}"):
+        audit(lines)
+    with pytest.raises(DataError, match="line 1: step: Field required"):
+        audit([{"loss": 1.0}])
 
 
 def test_a_step_that_is_missing() -> None:
@@ -150,7 +185,8 @@ def test_lines_of_an_older_release_say_nothing_of_slots() -> None:
 
 
 def test_a_log_whose_end_is_lost() -> None:
-    assert told(log()[:-2], reached=STEPS) == [("gap", "step 11 is missing"), ("gap", "step 12 is missing")]
+    assert told(log()[:-2], reached=STEPS) == [("gap", "steps 11 to 12 are missing")]
+    assert told(log(), reached=10**15) == [("gap", f"steps {STEPS + 1} to {10**15} are missing")]  # as fast as two
 
 
 def test_steps_that_were_left_out_are_counted() -> None:

@@ -273,12 +273,10 @@ def test_settings_and_corpora_that_make_no_data_set(text_folder: Path, tmp_path:
     with pytest.raises(DataError, match="vocab_size=256 is too small; byte-level BPE needs at least 257"):
         prepare(open_corpus(str(text_folder)), str(tmp_path / "out"), 256)
     (tmp_path / "none.jsonl").write_text("")
-    with pytest.raises(
-        DataError, match=r"none.jsonl has no text: all of its 0 documents are left out \(there is none\)"
-    ):
+    with pytest.raises(DataError, match=r"none.jsonl has no text: it has no document$"):
         prepare_small(open_corpus(str(tmp_path / "none.jsonl")), tmp_path / "out")
     (tmp_path / "empty").write_text("")
-    with pytest.raises(DataError, match=r"corpus empty has no text: all of its 1 documents are left out \(1 empty\)"):
+    with pytest.raises(DataError, match=r"corpus empty has no text: all of its documents are left out \(1 empty\)"):
         prepare_small(open_corpus(str(tmp_path / "empty")), tmp_path / "out")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.storage.errors import StorageError
+from elastic_train.storage.errors import NotFound, StorageError
 from elastic_train.storage.store import Store
 
 
@@ -84,6 +84,15 @@ def test_a_file_in_the_way_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("not a folder")
     with pytest.raises(StorageError, match=r"/runs/x: cannot write it: "):
         Store.open(str(tmp_path / "runs")).write("x", [b"1"])
+
+
+def test_there_is_nothing_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("not a folder")
+    store = Store.open(str(tmp_path / "runs"))
+    assert (store.exists("x"), store.list(), store.list("x/")) == (False, [], [])
+    for ask in (store.read, store.size):
+        with pytest.raises(NotFound, match="/runs/x: no such object"):
+            ask("x")
 
 
 def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(small_disk: Path) -> None:
