@@ -10,6 +10,7 @@ import typer
 
 from elastic_train.cli import chaos, checkpoints, data, huggingface, jobs
 from elastic_train.cli.guard import GuardedGroup
+from elastic_train.cli.plan import plan
 from elastic_train.cli.quickstart import quickstart
 from elastic_train.cli.simulate import simulate
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 for _name, _command in (
     ("quickstart", quickstart),
     ("validate", jobs.validate),
+    ("plan", plan),
     ("train", jobs.train),
     ("submit", jobs.submit),
     ("status", jobs.status),

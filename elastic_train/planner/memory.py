@@ -74,9 +74,15 @@ def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParame
 
 def memory_bytes(job: Job, layout: Layout) -> int:
     """Bytes of the pipeline rank that needs most."""
+    return fullest_rank(job, layout).total
+
+
+def fullest_rank(job: Job, layout: Layout) -> RankMemory:
+    """The pipeline rank that needs most."""
     ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
     # Of ranks with equal stages the first keeps most micro-batches: the others need no look.
     different = {
         tuple((stage.blocks, stage.first, stage.last) for stage in ranks[n]): n for n in range(layout.pp)[::-1]
     }
-    return max(_rank_memory(job, layout, number, ranks[number]).total for number in different.values())
+    found = [_rank_memory(job, layout, number, ranks[number]) for number in different.values()]
+    return max(found, key=lambda rank: rank.total)

@@ -155,17 +155,24 @@ def stages_of_ranks(
     model: ModelConfig, parallel: ParallelConfig, layout: Layout, sequence: int
 ) -> list[list[StageParameters]]:
     """For every pipeline rank the stages that it holds. ``sequence``: tokens, which decide how layers are split."""
-    stages = total_stages(parallel, layout.pp)
-    layers = _layers(model, sequence, stages)
-    block, outer = _units(model, layout.tp, layout.shards)
-    return [
-        [
-            StageParameters(stage, layers[stage], block, outer[stage == 0, stage == stages - 1], *ends)
-            for stage in stages_of_rank(parallel, layout.pp, rank)
-            for ends in ((stage == 0, stage == stages - 1),)
-        ]
-        for rank in range(layout.pp)
+    return _stages_of_ranks(
+        model, sequence, parallel.pipeline, parallel.virtual_stages, layout.pp, layout.tp, layout.shards
+    )
+
+
+@lru_cache(maxsize=4096)
+def _stages_of_ranks(
+    model: ModelConfig, sequence: int, pipeline: str, virtual_stages: int, pp: int, tp: int, shards: int
+) -> list[list[StageParameters]]:
+    """Remembered for searches, which ask for the same ones with many options."""
+    parallel = ParallelConfig.model_construct(pipeline=pipeline, virtual_stages=virtual_stages)  # type: ignore[arg-type]
+    stages = total_stages(parallel, pp)
+    block, outer = _units(model, tp, shards)
+    every = [
+        StageParameters(stage, count, block, outer[stage == 0, stage == stages - 1], stage == 0, stage == stages - 1)
+        for stage, count in enumerate(_layers(model, sequence, stages))
     ]
+    return [[every[stage] for stage in stages_of_rank(parallel, pp, rank)] for rank in range(pp)]
 
 
 def parameters_by_kind(

@@ -18,7 +18,7 @@ COLOURS: dict[Kind, tuple[str, tuple[float, float, float]]] = {
     "B": ("backward", (0.90, 0.55, 0.25)),
     "W": ("gradients of weights", (0.30, 0.58, 0.47)),
 }
-MOST_SLOTS = 3000
+MOST_SLOTS = 600
 """Beyond this only the first micro-batches are drawn: no more can be told apart."""
 NUMBERED = 0.009
 """Share of the picture's width from which on a box has room for the number of its micro-batch."""

@@ -1,0 +1,153 @@
+"""What ``elastic-train plan`` shows on a terminal: the question, the ranked layouts, why, and what was ruled out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from elastic_train.cli.tables import Column, count, print_table
+
+if TYPE_CHECKING:
+    from elastic_train.cli.plan_answer import Answer, Priced
+    from elastic_train.planner.memory import RankMemory
+
+COLUMNS_OF_RANKS = 6
+"""Pipeline ranks side by side; of more the first ones, the fullest and the last one."""
+
+
+def print_answer(answer: Answer, *, per_stage: int | None) -> None:
+    """``per_stage``: the number of the layout whose memory is itemised."""
+    for line in question_lines(answer):
+        typer.echo(line)
+    typer.echo()
+    print_table(layout_columns(answer.priced), layout_rows(answer.priced))
+    for line in (*why_lines(answer), *rejected_lines(answer)):
+        typer.echo(line)
+    if per_stage is not None:
+        typer.echo()
+        _print_memory(answer.priced[per_stage - 1])
+
+
+def question_lines(answer: Answer) -> Iterator[str]:
+    """The model, the machines, and what was assumed."""
+    question, work = answer.question, answer.work
+    job, chip = question.job, question.accelerator
+    yield (
+        f"{job.name}: {job.model.num_parameters:,} parameters; {job.training.global_batch:,} sequences of "
+        f"{job.data.sequence_length:,} tokens a step = {question.tokens_per_step:,} tokens"
+    )
+    yield (
+        f"FLOPs per token: {work['6P']:.4g} by 6P, {work['full']:.4g} with attention in full, "
+        f"{work['causal']:.4g} as causal attention computes it"
+    )
+    yield (
+        f"{question.gpus:,} x {chip.name}: {question.memory_limit / 2**30:,.2f} GiB each, "
+        f"{chip.peak(job.training.precision) / 1e12:,.4g} TFLOP/s in {job.training.precision}, "
+        f"{chip.per_node} a node; efficiency {chip.efficiency:.3g}"
+    )
+    if question.assumed:
+        yield f"assumed: {'; '.join(question.assumed)}"
+    yield from answer.calibration
+
+
+def layout_columns(rows: Sequence[Priced]) -> list[Column]:
+    """Of the table of layouts; the last one only where there is a price."""
+    columns = [
+        Column("#"),
+        Column("layout", left=True),
+        Column("GPUs", count),
+        Column("options", left=True),
+        Column("GiB/rank", lambda nbytes: f"{nbytes / 2**30:,.1f}"),
+        Column("of limit", lambda share: f"{share:.0%}"),
+        Column("s/step", lambda seconds: f"{seconds:,.4g}"),
+        Column("tokens/s", lambda rate: f"{rate:,.0f}"),
+        Column("MFU", lambda share: f"{share:.1%}"),
+        Column("bubble", lambda share: f"{share:.1%}"),
+        Column("exposed", lambda share: f"{share:.1%}"),
+        Column("days", lambda days: f"{days:,.4g}"),
+    ]
+    if rows[0].cost is not None:
+        columns.append(Column("cost", lambda cost: f"{cost:,.0f} {rows[0].currency}".strip()))
+    return columns
+
+
+def layout_rows(rows: Sequence[Priced]) -> list[tuple[object, ...]]:
+    """Exact values, in the order of ``layout_columns``."""
+    return [_cells(number, row) for number, row in enumerate(rows, start=1)]
+
+
+def _cells(number: int, row: Priced) -> tuple[object, ...]:
+    plan = row.candidate
+    return (
+        number,
+        plan.layout,
+        plan.layout.world_size,
+        options_text(plan.options),
+        plan.fullest.total,
+        plan.fullest.total / row.memory_limit,
+        plan.time.total,
+        plan.time.tokens_per_second,
+        plan.time.mfu,
+        plan.time.bubble,
+        plan.time.exposed / plan.time.total,
+        row.days,
+        *(() if row.cost is None else (row.cost,)),
+    )
+
+
+def options_text(options: dict[str, str | int | bool]) -> str:
+    """``zero3 resharded, micro-batch 2, recompute full, interleaved_1f1b v4``"""
+    parts = [f"{options['data']}{' resharded' if options.get('reshard_after_forward') else ''}"]
+    parts.append(f"micro-batch {options['micro_batch']}")
+    if options["recompute"] != "none":
+        parts.append(f"recompute {options['recompute']}")
+    if "pipeline" in options:
+        stages = f" v{options['virtual_stages']}" if "virtual_stages" in options else ""
+        parts.append(f"{options['pipeline']}{stages}")
+    return ", ".join(parts)
+
+
+def why_lines(answer: Answer) -> Iterator[str]:
+    for number, row in enumerate(answer.priced, start=1):
+        if row.reasons:
+            yield f"#{number} {row.candidate.layout}: {'; '.join(row.reasons)}"
+
+
+def rejected_lines(answer: Answer) -> Iterator[str]:
+    """One line per limit: how many layouts it rules out, and the one that misses it by least."""
+    for entry in answer.ranking.rejected.values():
+        many = f"{entry.count:,} layout{'' if entry.count == 1 else 's'}"
+        if entry.limit == "slower":
+            yield f"{many} slower than those shown; nearest: {entry.example}"
+        elif entry.limit == "memory":
+            yield f"{many} ruled out by memory; nearest: {entry.example}"
+        else:
+            yield f"{entry.count:,} ruled out by {entry.limit}; for example: {entry.example}"
+
+
+def _print_memory(row: Priced) -> None:
+    """Terms by pipeline rank, in GiB (bytes where the output is no terminal)."""
+    ranks = row.memory
+    shown = _some(ranks)
+    terms = list(dict.fromkeys(term for rank in ranks for term in rank.terms))
+    left_out = "" if len(shown) == len(ranks) else f"; {len(shown)} of {len(ranks)} pipeline ranks, --json has all"
+    typer.echo(f"memory of {row.candidate.layout}, by pipeline rank{left_out}")
+    heads = [f"rank {index}, stage {'+'.join(map(str, ranks[index].stages))}" for index in shown]
+    table = [[term, *(ranks[index].terms.get(term) for index in shown)] for term in terms]
+    table.append(["total", *(ranks[index].total for index in shown)])
+    table.append(["limit", *(row.memory_limit for _ in shown)])
+    print_table(
+        [Column("GiB", left=True), *(Column(head, lambda size: f"{size / 2**30:,.3f}") for head in heads)], table
+    )
+    for name, state in row.state.items():
+        typer.echo(f"model state, {name}: {state / 2**30:,.2f} GiB")
+
+
+def _some(ranks: Sequence[RankMemory]) -> list[int]:
+    """Indices of the pipeline ranks that are shown."""
+    if len(ranks) <= COLUMNS_OF_RANKS:
+        return list(range(len(ranks)))
+    fullest = max(range(len(ranks)), key=lambda index: ranks[index].total)
+    return sorted({0, 1, 2, fullest, len(ranks) - 2, len(ranks) - 1})

@@ -1,0 +1,133 @@
+"""Why no layout answers a question, and the nearest questions that have an answer: one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import AXES
+from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.search import MEMORY, Ranking
+from elastic_train.planner.search_memory import Held, MemoryFloor
+from elastic_train.planner.search_space import Mesh, Space, space_of, violated
+
+MOST_GPUS = 1 << 20
+"""No answer is looked for beyond."""
+_CHANGES = ("micro_batch", "recompute", "reshard_after_forward", "data", "cp", "tp", "pp")
+"""What is set free, one at a time, where the given values need too much memory."""
+
+
+def why_impossible(job: Job, gpus: int, accelerator: Accelerator, memory_limit: int, ranking: Ranking) -> str:
+    """One sentence for a search that found nothing."""
+    space = space_of(job, accelerator.per_node)
+    sizes = {axis: size for axis in AXES if axis not in space.free and (size := getattr(job.parallel, axis)) > 1}
+    data_ranks = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
+    problem = violated(*space.easiest(Mesh(sizes.get("tp", 1), sizes.get("pp", 1), sizes.get("cp", 1), data_ranks)))
+    if problem is not None:
+        return problem[1] + _listed("; nearest: ", _nearest(space, problem[0]))
+    if sizes.get("tp", 1) > accelerator.per_node:
+        return (
+            f"parallel.tp={sizes['tp']} is more than the {accelerator.per_node} {accelerator.name} of a node, inside "
+            f"which tensor ranks stay; nearest: parallel.tp={_largest_tensor_size(space)}"
+        )
+    given = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
+    smallest = _smallest(space, memory_limit)
+    if (needed := math.prod(sizes.values())) > gpus:
+        return f"parallel: {given} needs {needed} GPUs, and there are {gpus}; {smallest}"
+    if (memory := ranking.rejected.get(MEMORY)) is not None:
+        changes = _listed(f"; on {_gpus(gpus)} it fits with ", _changes(space, gpus, memory_limit))
+        return f"{_gpus(gpus)} cannot hold it: {memory.example}{changes}; {smallest}"
+    examples = [entry.example for entry in ranking.rejected.values()]
+    return f"{examples[0] if examples else f'no layout with {given} uses {_gpus(gpus)}'}; {smallest}"
+
+
+def smallest_that_fits(space: Space, memory_limit: int) -> int | None:
+    """The least number of accelerators that some layout fits on; None if there is none up to ``MOST_GPUS``."""
+    memory = MemoryFloor(space)
+
+    def fits(count: int) -> bool:
+        return any(memory.fits(mesh, memory_limit) for mesh in space.meshes(count))
+
+    high = 1
+    while not fits(high):
+        high *= 2
+        if high > MOST_GPUS:
+            return None
+    low = high // 2 + 1
+    while low < high:  # what fits on some fits on more: the others may be idle
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return high
+
+
+def _smallest(space: Space, memory_limit: int) -> str:
+    count = smallest_that_fits(space, memory_limit)
+    return (
+        f"no number up to {MOST_GPUS:,} would do" if count is None else f"the smallest number that would do is {count}"
+    )
+
+
+def _changes(space: Space, gpus: int, memory_limit: int) -> Iterator[str]:
+    """Single changes of the job file with which the same number of accelerators would do."""
+    for name in _CHANGES:
+        if name in space.free:
+            continue
+        freer = Space(space.job, space.free | {name}, space.per_node)
+        if (held := _first_that_fits(freer, gpus, memory_limit)) is not None:
+            section = "training" if name in ("micro_batch", "recompute") else "parallel"
+            value = getattr(getattr(held.job, section), name)
+            yield f"{section}.{name}={str(value).lower()}"
+
+
+def _first_that_fits(space: Space, gpus: int, memory_limit: int) -> Held | None:
+    """Of the smallest tp, then pp and cp."""
+    memory = MemoryFloor(space)
+    for mesh in sorted(space.meshes(gpus)):
+        if memory.fits(mesh, memory_limit):
+            return memory.leanest(mesh)
+    return None
+
+
+def _nearest(space: Space, limit: str) -> Iterator[str]:
+    """Changes of one thing that would make the given sizes valid; ``limit``: what they violate."""
+    job = space.job
+    for axis in ("tp", "cp", "pp"):
+        given = 1 if axis in space.free else int(getattr(job.parallel, axis))
+        if given > 1 and (found := _nearest_to(given, lambda size, axis=axis: _valid(space, **{axis: size}))):  # type: ignore[misc]
+            yield f"parallel.{axis}={found}"
+    if limit == "sequence_length":
+        length = job.data.sequence_length
+        if found := _nearest_to(length, lambda size: _valid(space, length=size)):
+            yield f"data.sequence_length={found}"
+
+
+def _nearest_to(number: int, valid: Callable[[int], bool]) -> int | None:
+    """The number with the least difference, the smaller of two, that is another one and valid."""
+    for difference in range(1, number):
+        for other in (number - difference, number + difference):
+            if valid(other):
+                return other
+    return None
+
+
+def _valid(space: Space, *, length: int | None = None, **sizes: int) -> bool:
+    fixed = {axis: 1 if axis in space.free else int(getattr(space.job.parallel, axis)) for axis in ("tp", "pp", "cp")}
+    if length is not None:
+        data = space.job.data.model_copy(update={"sequence_length": length})
+        space = Space(space.job.model_copy(update={"data": data}), space.free, space.per_node)
+    return violated(*space.easiest(Mesh(**(fixed | sizes), data_ranks=1))) is None
+
+
+def _largest_tensor_size(space: Space) -> int:
+    sizes = range(space.per_node, 0, -1)
+    return next(size for size in sizes if size == 1 or violated(*space.easiest(Mesh(size, 1, 1, 1))) is None)
+
+
+def _listed(prefix: str, items: Iterator[str]) -> str:
+    text = " or ".join(items)
+    return f"{prefix}{text}" if text else ""
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"

@@ -1,0 +1,245 @@
+"""Which layouts of a job are fastest on so many accelerators, among those that fit their memory.
+
+Exhaustive over ``planner.search_space`` up to bounds: nothing is looked at that cannot be faster than what was found,
+even without state to exchange (``planner.search_bound``), or cannot fit, even without transients
+(``planner.search_memory``). Each mesh (sizes of tp, pp, cp and of the data axis) is ranked once, with its best options.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field, replace
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.memory import fullest_rank
+from elastic_train.planner.search_bound import Floor
+from elastic_train.planner.search_memory import Held, MemoryFloor
+from elastic_train.planner.search_space import Mesh, Sharing, Space, space_of, violated
+from elastic_train.planner.step_time import StepTime, step_time
+
+SHOWN = 8
+MEMORY, SLOWER = "memory", "slower"
+_EXAMPLES = 4
+"""Meshes that do not fit of which one is shown: the one that misses by least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Held):
+    """What a layout with its options holds, and how long its step takes."""
+
+    time: StepTime
+
+
+@dataclass(slots=True)
+class Rejected:
+    """Meshes (of violated constraints: sizes of an axis) that one limit rules out, and the one nearest to it."""
+
+    limit: str
+    """``memory``, ``slower`` (cannot be among those shown) or the field of a violated constraint"""
+    count: int = 0
+    example: str = ""
+    excess: float = math.inf
+
+
+@dataclass(slots=True)
+class Ranking:
+    """The answer to a search: fastest first."""
+
+    best: list[Candidate] = field(default_factory=list)
+    rejected: dict[str, Rejected] = field(default_factory=dict)
+    looked_at: int = 0
+    """combinations whose time was computed"""
+
+    def reject(self, limit: str, example: str, excess: float = 0.0) -> None:
+        entry = self.rejected.setdefault(limit, Rejected(limit))
+        entry.count += 1
+        if excess < entry.excess:
+            entry.example, entry.excess = example, excess
+
+
+def rank_layouts(
+    job: Job, gpus: int, accelerator: Accelerator, memory_limit: int | None = None, shown: int = SHOWN
+) -> Ranking:
+    """The ``shown`` fastest meshes of at most ``gpus`` accelerators, each with its best options.
+
+    ``memory_limit``: bytes of one accelerator (default: all of its memory), which every term of ``planner.memory``, the
+    slack among them, must fit into. Deterministic; of equally fast ones the one with fewer ranks wins, then smaller tp,
+    pp and cp, then options in the order of ``planner.search_space``. ``best`` is empty if nothing fits:
+    ``planner.impossible`` says why.
+    """
+    limit = accelerator.memory_bytes if memory_limit is None else memory_limit
+    return _Search(space_of(job, accelerator.per_node), accelerator, limit, shown).run(gpus)
+
+
+Way = tuple[tuple[str, int], int]
+"""Schedule, micro-batch."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known of a mesh."""
+
+    best: Candidate | None = None
+    problem: tuple[str, str] | None = None
+    """the first violated constraint, if nothing valid was seen"""
+    too_big: bool = False
+    """something needed too much memory"""
+    smallest_too_big: dict[tuple[Sharing, tuple[str, int]], int] = field(default_factory=dict)
+    """micro-batches"""
+
+    @property
+    def seconds(self) -> float:
+        """Of ``best``."""
+        return math.inf if self.best is None else self.best.time.total
+
+
+class _Search:
+    """Best first: what has the lowest bound is looked at next, until the bound is above what is shown."""
+
+    def __init__(self, space: Space, accelerator: Accelerator, limit: int, shown: int) -> None:
+        self._space, self._accelerator, self._limit, self._shown = space, accelerator, limit, shown
+        self._floor, self._memory = Floor(space, accelerator), MemoryFloor(space)
+        self._meshes: dict[Mesh, _Found] = {}
+        self._queue: list[tuple[float, int, Mesh, Way | None]] = []
+        """(bound in seconds, order of coming, mesh, one way to run it or all)"""
+        self._together: dict[tuple[tuple[str, int], str, bool, str], tuple[str, str] | None] = {}
+        """the constraint against schedule, data, reshard_after_forward and recompute; None: they can go together"""
+        self._pushed = 0
+        self._looked_at = 0
+        self._slowest = math.inf
+        """seconds that a further mesh must beat"""
+
+    def run(self, gpus: int) -> Ranking:
+        for mesh in self._space.meshes(gpus):
+            self._push(self._floor.of(mesh), mesh, None)
+        while self._queue and self._queue[0][0] <= self._slowest:
+            floor, _, mesh, way = heapq.heappop(self._queue)
+            if way is None:
+                self._open(mesh)
+            elif floor < self._meshes[mesh].seconds:
+                self._run(mesh, way)
+        answer = self._ranking()
+        for problem in self._space.forbidden(gpus):
+            answer.reject(*problem)
+        return answer
+
+    def _push(self, floor: float, mesh: Mesh, way: Way | None) -> None:
+        self._pushed += 1
+        heapq.heappush(self._queue, (floor, self._pushed, mesh, way))
+
+    def _open(self, mesh: Mesh) -> None:
+        self._meshes[mesh] = found = _Found()
+        found.problem = violated(*self._space.easiest(mesh))
+        if found.problem is not None:
+            return
+        if not self._memory.may_fit(mesh, self._limit):
+            found.too_big = True
+            return
+        for way in self._space.ways(mesh):
+            self._push(self._floor.of_way(mesh, *way), mesh, way)
+
+    def _run(self, mesh: Mesh, way: Way) -> None:
+        """Take the fastest way to share state, each with the first kind of recomputation that fits."""
+        found = self._meshes[mesh]
+        before = found.best
+        for sharing in self._space.sharings(mesh):
+            kinds = [kind for kind in self._space.recomputes() if self._possible(found, mesh, sharing, way[0], kind)]
+            small = self._small(mesh, found, sharing, way, kinds)
+            found.too_big = found.too_big or (bool(kinds) and not small)
+            # Kinds that follow take no less time.
+            for recompute in small:
+                if self._settles(found, *self._space.question(mesh, sharing, *way, recompute)):
+                    break
+        if found.best is not before:
+            times = heapq.nsmallest(self._shown, (each.seconds for each in self._meshes.values()))
+            self._slowest = times[-1] if len(times) == self._shown else math.inf
+
+    def _possible(self, found: _Found, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int], recompute: str) -> bool:
+        """Whether these options can go together at all: in a pipeline of two ranks, as larger axes add constraints."""
+        if mesh.pp == 1 or mesh.data_ranks == 1:
+            return True
+        key = (schedule, sharing.data, sharing.reshard_after_forward, recompute)
+        if key not in self._together:
+            two = (
+                replace(sharing, dp_replicate=2, dp_shard=1)
+                if sharing.data == "ddp"
+                else replace(sharing, dp_replicate=1, dp_shard=2)
+            )
+            asked = (
+                violated(*self._space.question(Mesh(1, 2, 1, 2), two, schedule, size, recompute))
+                for size in self._space.micro_batches()
+            )
+            self._together[key] = min(asked, key=lambda problem: problem is not None)
+        found.problem = found.problem or self._together[key]
+        return self._together[key] is None
+
+    def _small(self, mesh: Mesh, found: _Found, sharing: Sharing, way: Way, kinds: list[str]) -> list[str]:
+        """Of ``kinds`` of recomputation those that may fit; with larger micro-batches none does that did not before."""
+        schedule, micro_batch = way
+        if micro_batch > found.smallest_too_big.get((sharing, schedule), math.inf):
+            return []
+        small = [
+            recompute
+            for recompute in kinds
+            if self._memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= self._limit
+        ]
+        if not small:
+            found.smallest_too_big[sharing, schedule] = micro_batch
+        return small
+
+    def _settles(self, found: _Found, job: Job, layout: Layout) -> bool:
+        """Whether more recomputation is not worth a look. Keeps what is fastest."""
+        if (problem := violated(job, layout)) is not None:
+            found.problem = found.problem or problem
+            return False
+        self._looked_at += 1
+        time = step_time(job, layout, self._accelerator)
+        if time.total >= found.seconds:
+            return True
+        fullest = fullest_rank(job, layout)
+        if fullest.total > self._limit:
+            found.too_big = True
+            return False
+        found.best = Candidate(job, layout, fullest, time)
+        return True
+
+    def _ranking(self) -> Ranking:
+        ranked = sorted(
+            (found.best.time.total, mesh.world_size, mesh) for mesh, found in self._meshes.items() if found.best
+        )
+        shown = {mesh for _, _, mesh in ranked[: self._shown]}
+        best = [self._meshes[mesh].best for _, _, mesh in ranked[: self._shown]]
+        answer = Ranking([plan for plan in best if plan is not None], {}, self._looked_at)
+        waiting = {mesh: floor for floor, _, mesh, _ in sorted(self._queue, key=lambda entry: entry[:2], reverse=True)}
+        too_big = []
+        for mesh in dict.fromkeys([*self._meshes, *waiting]):
+            found = self._meshes.get(mesh, _Found())
+            if mesh in shown:
+                continue
+            if found.best is not None:
+                seconds = found.best.time.total
+                answer.reject(SLOWER, f"{found.best.layout} takes {seconds:.4g} s a step", seconds)
+            elif mesh in waiting:
+                answer.reject(SLOWER, f"{_name(mesh)} takes at least {waiting[mesh]:.4g} s a step", waiting[mesh])
+            elif found.problem is not None and not found.too_big:
+                answer.reject(*found.problem)
+            else:
+                too_big.append(mesh)
+        self._tell_memory(answer, too_big)
+        return answer
+
+    def _tell_memory(self, answer: Ranking, too_big: list[Mesh]) -> None:
+        """Only those are looked at for an example that by the bound miss by least."""
+        nearest = heapq.nsmallest(_EXAMPLES, ((self._memory.least(mesh), mesh) for mesh in too_big))
+        for held in filter(None, (self._memory.leanest(mesh) for _, mesh in nearest)):
+            answer.reject(MEMORY, held.too_much(self._limit), held.fullest.total)
+        if too_big:
+            answer.rejected.setdefault(MEMORY, Rejected(MEMORY)).count = len(too_big)
+
+
+def _name(mesh: Mesh) -> str:
+    sizes = {"pp": mesh.pp, "dp": mesh.data_ranks, "cp": mesh.cp, "tp": mesh.tp}
+    return " x ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) or "single"

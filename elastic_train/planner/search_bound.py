@@ -1,0 +1,92 @@
+"""The least time that a mesh can take, in no time: what a search need not look at.
+
+Products of the slowest pipeline rank with the exchanges of tensor and context parallelism, and the passes of the others
+that fill and drain the pipeline, as in ``planner.step_time``; without what is exchanged of state, sent from stage to
+stage or computed again. So no step is estimated to take less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.config.layout import Layout
+from elastic_train.planner.flops import forward_flops
+from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.parameters import stages_of_ranks
+from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space
+from elastic_train.planner.traffic_activations import activation_exchanges
+from elastic_train.planner.transfer import transfer_seconds
+
+
+class Floor:
+    """Of one space on one accelerator; remembers what it has computed."""
+
+    def __init__(self, space: Space, accelerator: Accelerator) -> None:
+        self._space, self._accelerator = space, accelerator
+        job = space.job
+        flops, layers = forward_flops(job.model, job.data.sequence_length, "causal"), job.model.num_hidden_layers
+        speed = accelerator.peak(job.training.precision) * accelerator.efficiency
+        backward = 3 * (flops.projections + flops.feed_forward + flops.attention) + flops.attention / 2
+        length = job.data.sequence_length
+        self._block, self._head = length * backward / layers / speed, length * 3 * flops.head / speed
+        self._ranks: dict[tuple[int, tuple[str, int]], set[tuple[int, int]]] = {}
+        self._exchanges: dict[tuple[int, int, int], float] = {}
+        self._least_exchanges: dict[tuple[int, int], float] = {}
+
+    def of(self, mesh: Mesh) -> float:
+        """Seconds of a step with the schedule and the micro-batch that are fastest."""
+        size = self._space.micro_batches()[0]
+        each = self._exchanged_at_least(mesh.tp, mesh.cp) * size
+        return min((self._seconds(mesh, way, size, each) for way in self._space.schedules(mesh.pp)), default=0.0)
+
+    def of_way(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int) -> float:
+        """Seconds of a step."""
+        each = self._exchanged(mesh.tp, mesh.cp, micro_batch) + 2 * self._accelerator.block_seconds
+        return self._seconds(mesh, schedule, micro_batch, each)
+
+    def _seconds(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int, each: float) -> float:
+        """``each``: seconds per block and micro-batch beside its products."""
+        count = -(-(self._space.job.training.global_batch // micro_batch) // mesh.data_ranks)
+        samples = micro_batch / (mesh.cp * mesh.tp)
+        block, head = samples * self._block + each, samples * self._head
+        slowest = max(blocks * block + heads * head for blocks, heads in self._held(mesh.pp, schedule))
+        together = self._space.job.model.num_hidden_layers * block + head
+        overlap = 1 if schedule[0] in ("1f1b", "gpipe") else schedule[1]
+        overlap *= 3 if schedule[0] in ("zero_bubble", "zbv") else 1
+        share = self._accelerator.sharing(mesh.world_size)
+        return max(count * slowest + (together - slowest) / overlap, count * together * share / mesh.pp)
+
+    def _held(self, pp: int, schedule: tuple[str, int]) -> set[tuple[int, int]]:
+        """(blocks, heads) of the pipeline ranks."""
+        key = (pp, schedule)
+        if key not in self._ranks:
+            job = self._space.job
+            parallel = job.parallel.model_copy(update=dict(zip(SCHEDULE_FIELDS, schedule, strict=True)))
+            if pp > 1 and pp * parallel.stages_per_rank > job.model.num_hidden_layers:
+                self._ranks[key] = {(0, 0)}  # not valid: a constraint says so
+            else:
+                ranks = stages_of_ranks(job.model, parallel, Layout(pp=pp), job.data.sequence_length)
+                self._ranks[key] = {
+                    (sum(stage.blocks for stage in stages), sum(stage.last for stage in stages)) for stages in ranks
+                }
+        return self._ranks[key]
+
+    def _exchanged(self, tp: int, cp: int, micro_batch: int) -> float:
+        """Seconds of what a block exchanges along tp and cp with one micro-batch."""
+        key = (tp, cp, micro_batch)
+        if key not in self._exchanges:
+            mesh, sharing = Mesh(tp, 1, cp, 1), Sharing("ddp", False, 1, 1)
+            way = (("1f1b", 2), micro_batch, self._space.recomputes()[0])
+            job, layout = self._space.question(mesh, sharing, *way)
+            (whole,) = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)[0]
+            block = replace(whole, blocks=1, first=False, last=False)
+            found = activation_exchanges(job, layout, 0, [block], 1)
+            self._exchanges[key] = sum(transfer_seconds(each, layout, self._accelerator) for each in found)
+        return self._exchanges[key]
+
+    def _exchanged_at_least(self, tp: int, cp: int) -> float:
+        """Per sample, with the micro-batch for which that is least."""
+        if (tp, cp) not in self._least_exchanges:
+            sizes = self._space.micro_batches()
+            self._least_exchanges[tp, cp] = min(self._exchanged(tp, cp, size) / size for size in sizes)
+        return self._least_exchanges[tp, cp]

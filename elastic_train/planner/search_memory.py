@@ -1,0 +1,219 @@
+"""How much memory the options of a mesh need at least: what a search need not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.planner.activations import block_bytes, loss_bytes
+from elastic_train.planner.in_flight import micro_batches_in_flight
+from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory, fullest_rank
+from elastic_train.planner.model_state import division, model_state, numbers_of
+from elastic_train.planner.parameters import stages_of_ranks
+from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space, violated
+
+_STATE = {"adamw": 12, "adam": 12, "muon": 8, "lion": 8, "sgd": 4}
+"""Bytes per parameter that all ranks hold together, at least: master weight and moments."""
+_LOOKS = 4
+"""Of the options that need least by the bound so many are looked at, to find those that need least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A layout with its options written into ``job``, and what its fullest rank holds."""
+
+    job: Job
+    layout: Layout
+    fullest: RankMemory
+
+    @property
+    def options(self) -> dict[str, str | int | bool]:
+        """What was chosen beside the axes. The schedule only where there is one."""
+        parallel, training = self.job.parallel, self.job.training
+        chosen: dict[str, str | int | bool] = {"data": parallel.data}
+        if parallel.data in ("zero3", "hsdp"):
+            chosen["reshard_after_forward"] = parallel.reshard_after_forward
+        chosen |= {"micro_batch": training.micro_batch, "recompute": training.recompute}
+        if self.layout.pp > 1:
+            chosen["pipeline"] = parallel.pipeline
+            if parallel.stages_per_rank > 1:
+                chosen["virtual_stages"] = parallel.virtual_stages
+        return chosen
+
+    def too_much(self, limit: int) -> str:
+        """That it does not fit, and its biggest term."""
+        term, size = max(self.fullest.terms.items(), key=lambda item: item[1])
+        chosen = ", ".join(f"{name}={_yaml(value)}" for name, value in self.options.items())
+        return (
+            f"{self.layout} ({chosen}) needs {gib(self.fullest.total)} of {gib(limit)}; its biggest term is {term} "
+            f"with {gib(size)}"
+        )
+
+
+class _Resident(NamedTuple):
+    """Of a pipeline rank, whatever the micro-batch and what is recomputed."""
+
+    number: int
+    state: int
+    """bytes"""
+    blocks: int
+    received: int
+    """stages of it that receive, forwards and backwards"""
+    head: bool
+    added_up: int
+    """bytes of whole gradients that wait for the last micro-batch"""
+
+
+Way = tuple[Sharing, tuple[str, int], int, str]
+"""Sharing, schedule, micro-batch, what is recomputed."""
+
+
+class MemoryFloor:
+    """Bytes without which no options run: state, activations of blocks in flight, logits, what pipelines receive into.
+
+    Of the first rank, the last one, and one with most blocks. Gradients on their way and buffers are left out.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._residents: dict[tuple[Mesh, Sharing, tuple[str, int]], list[_Resident]] = {}
+        self._kept: dict[tuple[int, int, int, str], int] = {}
+        self._alive: dict[tuple[tuple[str, int], int, int, int], float] = {}
+        self._lost: dict[tuple[int, int, int, bool], int] = {}
+        job = space.job
+        device = job.hosts.device
+        self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
+        self._state = 0 if job.parallel.offload else job.model.num_parameters * _STATE[job.optimizer.name]
+        self._number, self._runtime = numbers_of(job).compute, RUNTIME[device]
+
+    def of(self, mesh: Mesh, way: Way) -> int:
+        sharing, schedule, micro_batch, recompute = way
+        job = self._space.job
+        count = -(-(job.training.global_batch // micro_batch) // mesh.data_ranks)
+        kept = self._kept_by_block(mesh, micro_batch, recompute)
+        received = count * micro_batch * job.data.sequence_length // (mesh.cp * mesh.tp) * job.model.hidden_size
+        received *= self._number
+        most = 0
+        for rank in self._resident(mesh, sharing, schedule):
+            flying = self._flying(schedule, mesh.pp, rank.number, count)
+            passing = flying * rank.blocks * kept
+            if count > 1:  # those of earlier micro-batches are there, and perhaps no more of others to come
+                later = min(flying, count - 1.0) * rank.blocks * kept + rank.added_up
+                passing = max(passing, later)
+            passing += rank.received * received
+            if rank.head:
+                passing += self._logits(mesh, micro_batch)
+            most = max(most, rank.state + int(passing * self._slack))
+        return most + self._runtime
+
+    def leanest(self, mesh: Mesh) -> Held | None:
+        """The options that need least; None if none are valid."""
+        ways = sorted(self._lean(mesh), key=lambda way: self.of(mesh, way))
+        found: list[Held] = []
+        for way in ways:
+            job, layout = self._space.question(mesh, *way)
+            if violated(job, layout) is None:
+                found.append(Held(job, layout, fullest_rank(job, layout)))
+            if len(found) == _LOOKS:
+                break
+        return min(found, key=lambda held: held.fullest.total, default=None)
+
+    def least(self, mesh: Mesh) -> int:
+        """Bytes that ``leanest`` needs at least."""
+        return min((self.of(mesh, way) for way in self._lean(mesh)), default=0)
+
+    def may_fit(self, mesh: Mesh, limit: int) -> bool:
+        """Whether ``least`` is at most ``limit`` bytes."""
+        return self._state <= limit * mesh.world_size and any(self.of(mesh, way) <= limit for way in self._lean(mesh))
+
+    def fits(self, mesh: Mesh, limit: int) -> bool:
+        """Whether some options fit in ``limit`` bytes."""
+        if violated(*self._space.easiest(mesh)) is not None or not self.may_fit(mesh, limit):
+            return False
+        held = self.leanest(mesh)
+        return held is not None and held.fullest.total <= limit
+
+    def _lean(self, mesh: Mesh) -> Iterator[Way]:
+        """For each schedule and sharing the smallest micro-batch with the two kinds of most recomputation."""
+        smallest: dict[tuple[str, int], int] = {}
+        for schedule, micro_batch in self._space.ways(mesh):
+            smallest.setdefault(schedule, micro_batch)
+        for schedule, micro_batch in smallest.items():
+            for sharing in reversed(self._space.sharings(mesh)):
+                for recompute in reversed(self._space.recomputes()[-2:]):
+                    yield sharing, schedule, micro_batch, recompute
+
+    def _kept_by_block(self, mesh: Mesh, micro_batch: int, recompute: str) -> int:
+        key = (mesh.tp, mesh.cp, micro_batch, recompute)
+        if key not in self._kept:
+            job = self._space.job
+            self._kept[key] = sum(
+                block_bytes(
+                    job.model,
+                    Layout(cp=mesh.cp, tp=mesh.tp),
+                    sequence=job.data.sequence_length,
+                    batch=micro_batch,
+                    number_bytes=numbers_of(job).compute,
+                    recompute=recompute,  # type: ignore[arg-type]
+                    context=job.parallel.context,
+                    fused_norm=job.hosts.device == "cuda",
+                ).values()
+            )
+        return self._kept[key]
+
+    def _logits(self, mesh: Mesh, micro_batch: int) -> int:
+        """With their loss, of one micro-batch."""
+        key = (mesh.tp, mesh.cp, micro_batch, mesh.pp > 1)
+        if key not in self._lost:
+            job = self._space.job
+            layout = Layout(pp=min(mesh.pp, 2), cp=mesh.cp, tp=mesh.tp)
+            shape = {"sequence": job.data.sequence_length, "batch": micro_batch, "number_bytes": self._number}
+            self._lost[key] = loss_bytes(job.model, layout, **shape).most
+        return self._lost[key]
+
+    def _flying(self, schedule: tuple[str, int], pp: int, rank: int, count: int) -> float:
+        """Micro-batches that a rank keeps activations of."""
+        if pp == 1:
+            return 1.0
+        key = (schedule, pp, rank, count)
+        if key not in self._alive:
+            parallel = self._space.job.parallel.model_copy(update=dict(zip(SCHEDULE_FIELDS, schedule, strict=True)))
+            self._alive[key] = float(micro_batches_in_flight(parallel, pp, rank, count))
+        return self._alive[key]
+
+    def _resident(self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int]) -> list[_Resident]:
+        key = (mesh, sharing, schedule)
+        if key not in self._residents:
+            self._residents[key] = list(self._measure(mesh, sharing, schedule))
+        return self._residents[key]
+
+    def _measure(self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int]) -> Iterator[_Resident]:
+        job, layout = self._space.question(mesh, sharing, schedule, 1, "none")
+        if job.parallel.stages_per_rank * mesh.pp > job.model.num_hidden_layers and mesh.pp > 1:
+            return  # not valid: a constraint says so
+        ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+        blocks = [sum(stage.blocks for stage in stages) for stages in ranks]
+        sharded = division(job, layout) == "all"
+        keeps = not sharing.reshard_after_forward or mesh.pp > 1
+        for number in sorted({0, blocks.index(max(blocks)), mesh.pp - 1}):
+            state = model_state(job, layout, ranks[number])
+            held = sum(state.values()) - (state.get("gradients", 0) if sharded else 0)
+            if sharded and keeps:
+                held += numbers_of(job).compute * sum(stage.padded for stage in ranks[number])
+            ends = sum((not stage.first) + (not stage.last) for stage in ranks[number])
+            head = any(stage.last for stage in ranks[number])
+            waits = sharded and keeps and job.training.determinism == "default"
+            added_up = numbers_of(job).gradient * sum(stage.whole for stage in ranks[number]) if waits else 0
+            yield _Resident(number, held, blocks[number], ends if mesh.pp > 1 else 0, head, added_up)
+
+
+def gib(size: float) -> str:
+    """``74.51 GiB``"""
+    return f"{size / 2**30:,.2f} GiB"
+
+
+def _yaml(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,265 @@
+"""What a search for a layout may vary, and in which sizes. What the job file says stays.
+
+A ``Mesh`` is the sizes of the axes that cut the model and of the data axis as a whole; ``Options`` are the ways to run
+one: how the data ranks share the state, the schedule, the micro-batch and what is recomputed. Sizes that a constraint
+forbids are among the meshes, so that a search can say what forbids them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import AXES, Layout
+from elastic_train.planner.constraints import check_layout
+
+SCHEDULE_FIELDS = ("pipeline", "virtual_stages")
+_PARALLEL = ("data", "reshard_after_forward", *SCHEDULE_FIELDS)
+_TRAINING = ("micro_batch", "recompute")
+SCHEDULES = (("1f1b", 2), ("interleaved_1f1b", 2), ("zero_bubble", 2), ("zbv", 2), ("gpipe", 2))
+"""``pipeline`` and ``virtual_stages`` that compete; of equally fast ones the first wins."""
+SHARING = (
+    ("ddp", False),
+    ("zero1", False),
+    ("zero2", False),
+    ("zero3", False),
+    ("hsdp", False),
+    ("zero3", True),
+    ("hsdp", True),
+)
+"""``data`` and ``reshard_after_forward`` that compete; of equally fast ones the first wins."""
+RECOMPUTE = ("none", "selective", "full")
+"""Each keeps no more and takes no less time than the one before."""
+LARGEST_MICRO_BATCH = 64
+_FEW, _POWERS = 16, 5
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mesh:
+    """Sizes of the axes; how the data ranks are cut into replicas and shards is left open."""
+
+    tp: int
+    pp: int
+    cp: int
+    data_ranks: int
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.cp * self.data_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the data ranks share weights, gradients and optimizer state."""
+
+    data: str
+    reshard_after_forward: bool
+    dp_replicate: int
+    dp_shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Everything that may be varied of ``job``: the names in ``free`` (fields of ``parallel`` and ``training``).
+
+    ``per_node``: accelerators of one node.
+    """
+
+    job: Job
+    free: frozenset[str]
+    per_node: int
+
+    def meshes(self, gpus: int) -> Iterator[Mesh]:
+        """Every mesh of at most ``gpus``, each with as many data ranks as there is room and work for."""
+        for tp, room in self._tensor_sizes(gpus):
+            if self._violated(tp, 1) is None:
+                for cp in self._context_sizes(room // tp):
+                    if self._violated(tp, cp) is None:
+                        yield from self._deeper(tp, cp, room // (tp * cp))
+
+    def forbidden(self, gpus: int) -> Iterator[tuple[str, str]]:
+        """(what limits, sentence) of each size of tp, and of cp without tp, that no mesh can have."""
+        for tp, room in self._tensor_sizes(gpus):
+            if (problem := self._violated(tp, 1)) is not None:
+                yield problem
+            elif tp == 1:
+                problems = (self._violated(1, cp) for cp in self._context_sizes(room))
+                yield from (problem for problem in problems if problem is not None)
+
+    def _tensor_sizes(self, gpus: int) -> Iterator[tuple[int, int]]:
+        """(tp, accelerators that whole groups of so many tensor ranks can use)."""
+        per_node, most = self.per_node, min(gpus, self.per_node)
+        for tp in self._sizes("tp", most, range(1, most + 1)):
+            yield tp, gpus // per_node * (per_node // tp * tp) + gpus % per_node // tp * tp
+
+    def _context_sizes(self, most: int) -> list[int]:
+        return self._sizes("cp", most, _divisors(self.job.data.sequence_length))
+
+    def _deeper(self, tp: int, cp: int, room: int) -> Iterator[Mesh]:
+        slots = self.job.training.global_batch // self.micro_batches()[0]
+        for pp in self._sizes("pp", room, range(1, self.job.model.num_hidden_layers + 1)):
+            ranks = self._data_ranks(min(room // pp, slots))
+            if ranks:
+                yield Mesh(tp, pp, cp, ranks)
+
+    def _sizes(self, axis: str, most: int, candidates: Iterable[int]) -> list[int]:
+        if axis not in self.free:
+            candidates = [_fixed(self.job, axis)]
+        elif axis != "pp" and self.job.training.determinism == "exact":
+            candidates = [1]  # another size would give other bits
+        return [size for size in candidates if size <= most]
+
+    def _violated(self, tp: int, cp: int) -> tuple[str, str] | None:
+        """Larger axes only add constraints."""
+        return violated(*self.easiest(Mesh(tp, 1, cp, 1)))
+
+    def _data_ranks(self, room: int) -> int:
+        """The most data ranks that fit and that the fixed sizes divide; 0 if there are none."""
+        sizes = [_fixed(self.job, axis) for axis in ("dp_replicate", "dp_shard") if axis not in self.free]
+        if len(sizes) == 2:
+            return sizes[0] * sizes[1] if sizes[0] * sizes[1] <= room else 0
+        unit = sizes[0] if sizes else 1
+        return room // unit * unit
+
+    def micro_batches(self) -> list[int]:
+        """Sizes of a micro-batch, ascending."""
+        if "micro_batch" not in self.free:
+            return [self.job.training.micro_batch]
+        total = self.job.training.global_batch
+        powers = (1 << exponent for exponent in range(LARGEST_MICRO_BATCH.bit_length()))
+        return [size for size in powers if total % size == 0]
+
+    def ways(self, mesh: Mesh) -> Iterator[tuple[tuple[str, int], int]]:
+        """Schedules with sizes of a micro-batch of which every data rank gets one.
+
+        Where others can run, ``gpipe`` is as slow as ``1f1b`` and larger.
+        """
+        for schedule in self.schedules(mesh.pp):
+            for micro_batch in self.micro_batches():
+                slots = self.job.training.global_batch // micro_batch
+                enough = mesh.pp == 1 or -(-slots // mesh.data_ranks) >= mesh.pp
+                wanted = "pipeline" not in self.free or enough != (schedule[0] == "gpipe")
+                if wanted and slots >= mesh.data_ranks:
+                    yield schedule, micro_batch
+
+    def schedules(self, pp: int) -> list[tuple[str, int]]:
+        """``pipeline`` and ``virtual_stages``; with one stage nothing depends on them."""
+        parallel = self.job.parallel
+        own = (parallel.pipeline, parallel.virtual_stages)
+        if "pipeline" not in self.free:
+            if "virtual_stages" in self.free and pp > 1:
+                return [pair for pair in SCHEDULES if pair[0] == own[0]]
+            return [own]
+        if pp == 1:
+            return [SCHEDULES[0]]
+        layers = self.job.model.num_hidden_layers
+        return [
+            pair
+            for pair in SCHEDULES
+            if ("virtual_stages" in self.free or pair[1] == own[1])
+            and pp * (1 if pair[0] in ("1f1b", "gpipe") else pair[1]) <= layers
+        ]
+
+    def recomputes(self) -> tuple[str, ...]:
+        return RECOMPUTE if "recompute" in self.free else (self.job.training.recompute,)
+
+    def sharings(self, mesh: Mesh) -> list[Sharing]:
+        """Ways to share the state over the data ranks of ``mesh``.
+
+        Under a pipeline weights are kept until its last backward pass whatever ``reshard_after_forward`` says.
+        """
+        found = []
+        for data, reshard in SHARING:
+            if "data" not in self.free and data != self.job.parallel.data:
+                continue
+            if "reshard_after_forward" not in self.free and reshard != self.job.parallel.reshard_after_forward:
+                continue
+            if "reshard_after_forward" in self.free and reshard and mesh.pp > 1:
+                continue
+            found += [Sharing(data, reshard, *sizes) for sizes in self._cuts(data, mesh)]
+        if mesh.data_ranks * mesh.cp == 1 and "data" in self.free:
+            alone = [sharing for sharing in found if sharing.data == "zero3"]
+            return alone[:1] or found[:1]  # alone there is nothing to share
+        return found
+
+    def _cuts(self, data: str, mesh: Mesh) -> list[tuple[int, int]]:
+        """(dp_replicate, dp_shard) of a strategy, whose product is the number of data ranks."""
+        ranks, given = mesh.data_ranks, {"dp_replicate", "dp_shard"} - self.free
+        if given and data != "ddp":
+            shards = _divisors(ranks)
+        elif data == "hsdp":
+            # Given by the user, an hsdp that only replicates or only shards is taken as it is.
+            shards = self._hybrid_shards(mesh) or ([] if "data" in self.free else [ranks])
+        else:
+            shards = [1] if data == "ddp" else [ranks]
+        pairs = [{"dp_replicate": ranks // shard, "dp_shard": shard} for shard in shards]
+        return [
+            (pair["dp_replicate"], pair["dp_shard"])
+            for pair in pairs
+            if all(pair[axis] == _fixed(self.job, axis) for axis in given)
+        ]
+
+    def _hybrid_shards(self, mesh: Mesh) -> list[int]:
+        """All that replicate and shard; of many those whose shards fill a node, or a power of two of nodes."""
+        shards = _divisors(mesh.data_ranks)[1:-1]
+        if mesh.data_ranks <= _FEW:
+            return shards
+        filling = {self.per_node << power for power in range(_POWERS)}
+        return [shard for shard in shards if shard * mesh.cp * mesh.tp in filling]
+
+    def question(
+        self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int], micro_batch: int, recompute: str
+    ) -> tuple[Job, Layout]:
+        """The job with these options, and the layout. Not validated: ``check_layout`` says what is wrong with it."""
+        layout = Layout(mesh.pp, sharing.dp_replicate, sharing.dp_shard, mesh.cp, mesh.tp)
+        parallel: dict[str, Any] = layout.as_dict() | {
+            "data": sharing.data,
+            "reshard_after_forward": sharing.reshard_after_forward,
+            "pipeline": schedule[0],
+            "virtual_stages": schedule[1],
+        }
+        training = {"micro_batch": micro_batch, "recompute": recompute}
+        return self.job.model_copy(
+            update={
+                "parallel": self.job.parallel.model_copy(update=parallel),
+                "training": self.job.training.model_copy(update=training),
+            }
+        ), layout
+
+    def easiest(self, mesh: Mesh) -> tuple[Job, Layout]:
+        """The options to which the fewest constraints apply."""
+        plain = [schedule for schedule in self.schedules(mesh.pp) if schedule[0] == "gpipe"]
+        schedule = (plain or self.schedules(mesh.pp) or SCHEDULES)[0]
+        sharing = (self.sharings(mesh) or [Sharing(self.job.parallel.data, False, 1, mesh.data_ranks)])[0]
+        return self.question(mesh, sharing, schedule, self.micro_batches()[0], self.recomputes()[0])
+
+
+def space_of(job: Job, per_node: int) -> Space:
+    """Free is what the job file does not write, and what it leaves to ``auto``."""
+    parallel, training = job.parallel, job.training
+    free = {axis for axis in AXES if axis not in parallel.model_fields_set or getattr(parallel, axis) == "auto"}
+    free |= {name for name in _PARALLEL if name not in parallel.model_fields_set}
+    free |= {name for name in _TRAINING if name not in training.model_fields_set}
+    return Space(job, frozenset(free), per_node)
+
+
+def _fixed(job: Job, axis: str) -> int:
+    size = getattr(job.parallel, axis)
+    return 1 if size == "auto" else int(size)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
+
+
+def violated(job: Job, layout: Layout) -> tuple[str, str] | None:
+    """(what limits, sentence) of the first constraint that is violated; None if there is none."""
+    problems = check_layout(job, layout)
+    if not problems:
+        return None
+    name, equals, _ = problems[0].partition("=")
+    return (name if equals and name.isidentifier() else "global_batch"), problems[0]

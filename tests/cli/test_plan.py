@@ -1,0 +1,385 @@
+"""``elastic-train plan``: CASES of theme 1 that a person would check from outside, and every option."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from elastic_train.cli.main import app
+from elastic_train.config.load import load_job
+from elastic_train.planner.layouts import check_job, choose_layout
+from tests.cli.command import elastic_train
+
+LLAMA_70B = ("--model", "llama3-70b", "--gpus", "64", "--gpu", "h100-80gb", "--seq", "8192", "--global-batch", "1024")
+LLAMA_8B = ("--model", "llama3-8b", "--gpus", "8")
+NARROW = ("parallel.pp=4", "parallel.tp=8", "parallel.cp=1")
+ONE_AXIS = ("parallel.tp=1", "parallel.pp=1", "parallel.cp=1")
+HF = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
+LLAMA_7B = HF | {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+BAICHUAN_13B = HF | {
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "intermediate_size": 13696,
+    "vocab_size": 125696,
+    "max_position_embeddings": 4096,
+}
+QWEN_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+}
+
+
+def answer(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == 0, result.stderr or result.output
+    return result.stdout
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer(*arguments, "--json"))
+    return found
+
+
+def refused(*arguments: str) -> str:
+    """The one sentence of a question that has no answer."""
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def config(folder: Path, values: dict[str, Any]) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+def mib(text: str) -> int:
+    return int(text) * 2**20
+
+
+def test_a_model_on_gpus_is_ranked_with_reasons() -> None:
+    text = answer(*LLAMA_70B)
+    assert text.startswith("llama3-70b: 70,553,706,496 parameters; 1,024 sequences of 8,192 tokens a step")
+    header = text.splitlines()[text.splitlines().index("") + 1].split("\t")
+    assert header[:5] == ["#", "layout", "GPUs", "options", "GiB/rank"]
+    rows = [line.split("\t") for line in text.splitlines() if re.match(r"\d+\t", line)]
+    assert [row[0] for row in rows] == [str(number) for number in range(1, 9)]
+    seconds = [float(row[header.index("s/step")]) for row in rows]
+    assert seconds == sorted(seconds)
+    assert all(0.2 < float(row[header.index("MFU")]) < 0.8 for row in rows)
+    assert re.search(r"^#1 .*: of its step backward \d+%, forward \d+%", text, re.MULTILINE)
+    assert re.search(
+        r"^\d[\d,]* layouts? ruled out by memory; nearest: .* needs [\d.]+ GiB of 79.65 GiB", text, re.MULTILINE
+    )
+    assert "largest tp of this model: 8" in text
+
+
+def test_json_has_every_term_of_every_rank() -> None:
+    found = document(*LLAMA_70B, "parallel.pp=4", "--tokens", "1.4T", "--price", "2.5")
+    first = found["layouts"][0]
+    assert first["layout"]["pp"] == len(first["memory"]) == 4
+    for rank in first["memory"]:
+        assert sum(rank["terms_bytes"].values()) == rank["total_bytes"] <= found["memory_limit_bytes"]
+    assert sum(first["terms_seconds"].values()) == pytest.approx(first["step_seconds"])
+    assert first["tokens_per_second"] == pytest.approx(1024 * 8192 / first["step_seconds"])
+    assert first["days"] == pytest.approx(1.4e12 / first["tokens_per_second"] / 86400)
+    assert first["cost"] == pytest.approx(first["days"] * 24 * first["ranks"] * 2.5)
+    assert {entry["limit"] for entry in found["rejected"]} >= {"num_attention_heads", "slower"}
+
+
+def test_mem_01_the_textbook_names_its_bytes_per_parameter(tmp_path: Path) -> None:
+    text = answer("--params", "6738415616", "--ranks", "8")
+    for strategy, formula, gib in (("ddp", "16P", 100.41), ("zero2", "2P + 14P/N", 23.53), ("zero3", "16P/N", 12.55)):
+        row = next(line.split("\t") for line in text.splitlines() if line.startswith(f"{strategy}\t"))
+        assert row[1] == formula
+        assert float(row[-1]) / 2**30 == pytest.approx(gib, abs=0.005)
+    found = document("--model", config(tmp_path, LLAMA_7B), "--gpus", "8", "--gpu", "a100-80gb", *ONE_AXIS,
+                     "parallel.data=zero3")  # fmt: skip
+    assert found["parameters"] == 6_738_415_616
+    state = found["layouts"][0]["model_state_bytes"]
+    textbook, engine = state.values()
+    assert textbook / 2**30 == pytest.approx(12.55, abs=0.005)
+    assert engine == pytest.approx(textbook, rel=0.02)
+
+
+def test_mem_02_zero2_of_13b_needs_eight_and_zero3_four(tmp_path: Path) -> None:
+    machine = ("--gpu", "a100-80gb", "--gpu-memory", "79.35GiB", "--seq", "1536", "--global-batch", "64")
+    fixed = (*ONE_AXIS, "training.micro_batch=1", "training.recompute=none", "training.reduce_dtype=bf16")
+    asked = ("--model", config(tmp_path, BAICHUAN_13B), *machine, *fixed)
+    message = refused(*asked, "--gpus", "4", "parallel.data=zero2")
+    assert "needs" in message and "of 79.35 GiB; its biggest term is" in message
+    (smallest,) = re.findall(r"smallest number that would do is (\d+)", message)
+    assert 4 < int(smallest) <= 8
+    eight = document(*asked, "--gpus", "8", "parallel.data=zero2")["layouts"][0]
+    (textbook, _) = eight["model_state_bytes"].values()
+    assert textbook / 2**30 == pytest.approx(48.5, abs=0.1)
+    four = document(*asked, "--gpus", "4", "parallel.data=zero3")["layouts"][0]
+    (textbook, _) = four["model_state_bytes"].values()
+    assert textbook / 2**30 == pytest.approx(51.8, abs=0.1)
+
+
+def test_mem_05_logits_decide(tmp_path: Path) -> None:
+    asked = ("--model", config(tmp_path, QWEN_7B), "--gpus", "8", "--gpu", "h100-80gb", "--seq", "16384",
+             "--global-batch", "64", "parallel.tp=1", "parallel.pp=1", "parallel.data=zero3",
+             "training.recompute=full")  # fmt: skip
+
+    def logits(*more: str) -> int:
+        terms: dict[str, int] = document(*asked, *more)["layouts"][0]["memory"][0]["terms_bytes"]
+        assert max(terms, key=lambda term: terms[term]) == "logits and loss"
+        return terms["logits and loss"]
+
+    one = logits("training.micro_batch=1", "parallel.cp=1")
+    assert 23.2 <= one / 2**30 <= 30
+    message = refused(*asked, "training.micro_batch=4", "parallel.cp=1")
+    assert "its biggest term is logits and loss" in message
+    assert "on 8 GPUs it fits with training.micro_batch=1 or parallel.cp=4 or parallel.tp=2" in message
+    assert logits("training.micro_batch=2", "parallel.cp=2") == pytest.approx(one)
+
+
+def test_mem_12_units_of_memory_are_honoured(tmp_path: Path) -> None:
+    asked = (*LLAMA_70B, *NARROW, "--gpu-memory")
+    for size, shown in (("80GB", "74.51"), ("80GiB", "80.00"), ("81559MiB", "79.65")):
+        assert f"{shown} GiB each" in answer(*asked, size)
+    assert "--gpu-memory 80e9: must be a size such as 80GiB" in refused(*asked, "80e9")
+
+
+def test_mem_12_a_job_of_77_gib_fits_only_where_there_are_as_many() -> None:
+    asked = ("--model", "llama3-8b", "--gpus", "8", *ONE_AXIS, "parallel.data=zero1", "training.micro_batch=1",
+             "training.recompute=full")  # fmt: skip
+
+    def gib(length: int) -> float:
+        (rank,) = document(*asked, "--gpu-memory", "1TiB", "--seq", str(length))["layouts"][0]["memory"]
+        return float(rank["total_bytes"] / 2**30)
+
+    length = next(length for length in range(4096, 32768, 512) if gib(length) > 74.6)
+    asked, needed = (*asked, "--seq", str(length)), gib(length)
+    assert needed < 79.6
+    assert f"needs {needed:.2f} GiB of 74.51 GiB" in refused(*asked, "--gpu-memory", "80GB")
+    for size in ("80GiB", "81559MiB"):
+        assert document(*asked, "--gpu-memory", size)["layouts"]
+
+
+TINY = ("--model", "tiny", "--gpus", "8")
+IMPOSSIBLE = [
+    (
+        ("--model", "llama3-8b", "--gpus", "0"),
+        r"--gpus 0: must be at least 1; the smallest number that would do is \d+",
+    ),
+    ((*TINY, "parallel.tp=8"), r"num_attention_heads=4 is not divisible by tp=8.*nearest: parallel.tp=2"),
+    (
+        (*LLAMA_70B, "parallel.tp=16", "model.num_key_value_heads=64"),
+        r"tp=16 is more than the 8 h100-80gb of a node.*nearest: parallel.tp=8",
+    ),
+    (
+        ("--model", "llama3-405b", "--gpus", "8"),
+        r"8 GPUs cannot hold it: .*biggest term is .*; the smallest number that would do is \d+",
+    ),
+    (
+        (*LLAMA_8B, "parallel.cp=3"),
+        r"length=8192 is not divisible by 2 x cp=6.*nearest: parallel.cp=2 or data.sequence_length=8190",
+    ),
+    ((*LLAMA_8B, "--gpu", "h1000"), r"'h1000' is not known; nearest: h100-80gb"),
+    (("--model", "llama3-7b", "--gpus", "8"), r"--model llama3-7b: must be one of tiny.*did you mean llama3-70?8?b"),
+    ((*LLAMA_8B, "parallel.pp=16"), r"pp=16 needs 16 GPUs, and there are 8; the smallest number that would do is \d+"),
+    ((*LLAMA_8B, "parallel.pp=99"), r"num_hidden_layers=32 is smaller than pp=99; nearest: parallel.pp=32"),
+    ((*TINY, "parallel.dp_shard=16", "--global-batch", "8"), r"16 data ranks .* exceed the 8 slots"),
+    ((*LLAMA_8B, "--gpu", "a100-80gb", "training.precision=fp8"), r"a100-80gb has no fp8 units"),
+    (("--model", "llama3-8b"), r"--gpus: how many accelerators"),
+    ((), r"nothing to plan: give a job file"),
+    (("--params", "many"), r"--params many: must be a number above 0"),
+    (("--params", "7e9", "--ranks", "0"), r"--ranks 0: must be at least 1"),
+    (("--params", "7e9", "--strategy", "zero4"), r"--strategy zero4: must be one of ddp"),
+    (("--params", "7e9", "--gpus", "8"), r"--params asks without a model"),
+    ((*LLAMA_8B, "--strategy", "zero3"), r"--strategy zero3 is for --params"),
+    ((*LLAMA_8B, "--price", "cheap"), r"--price cheap: must be a number"),
+    ((*LLAMA_8B, *ONE_AXIS, "--show", "9"), r"--show 9: 1 layout is there"),
+    ((*LLAMA_8B, "stray"), r"--model llama3-8b and the job file stray: give one"),
+    ((*LLAMA_8B, "--calibrate", "nowhere/at-all"), r"no job folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), IMPOSSIBLE)
+def test_an_impossible_question_gets_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    message = refused(*arguments)
+    assert re.search(sentence, message), message
+    if smallest := re.search(r"smallest number that would do is (\d+)", message):
+        possible = [*arguments]
+        possible[possible.index("--gpus") + 1] = smallest[1]
+        assert document(*possible)["layouts"]
+
+
+def test_without_a_model() -> None:
+    found = json.loads(answer("--params", "70e9", "--ranks", "64", "--strategy", "zero3", "--json"))
+    (state,) = found["per_rank"]
+    assert [size / 1e9 for size in state["terms_bytes"].values()] == [2.1875, 2.1875, 13.125]
+    assert state["total_bytes"] == 17.5e9
+    text = answer("--params", "70B", "--ranks", "64", "--tokens", "1.4T", "--flops-per-second", "25P")
+    assert "272.2 days" in text
+
+
+def test_a_job_file_is_a_question(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "name: asked\nmodel: {preset: llama3-8b}\ndata: {uri: s3://b/d, sequence_length: 8192}\n"
+        "training: {steps: 1000, global_batch: 512, precision: bf16}\nparallel: {tp: 4}\n"
+        "hosts: {min: 16, max: 32, device: cuda, memory: 80GB}\n"
+    )
+    found = document(str(path), "parallel.pp=2")
+    assert found["gpus"] == 32
+    assert found["memory_limit_bytes"] == 80e9
+    assert found["tokens"] == 1000 * 512 * 8192
+    assert {(row["layout"]["tp"], row["layout"]["pp"]) for row in found["layouts"]} == {(4, 2)}
+    assert document(str(path), "--gpus", "8", "--seq", "4096")["tokens_per_step"] == 512 * 4096
+
+
+def test_a_written_job_is_accepted_and_runs_as_planned(tmp_path: Path) -> None:
+    path = tmp_path / "planned.yaml"
+    first = document(*LLAMA_70B, "--write-job", str(path))["layouts"][0]
+    job = load_job(path)
+    assert check_job(job) == []
+    assert job.hosts.max == 64
+    assert choose_layout(job, 64).layout.as_dict() == first["layout"]
+    assert refused(*LLAMA_70B, "--write-job", str(path)) == f"error: {path} exists; give another file"
+
+
+def test_prices_of_a_table(tmp_path: Path) -> None:
+    table = tmp_path / "prices.yaml"
+    table.write_text("currency: EUR\nper_hour: {h100-80gb: 2.5}\n")
+    first = document(*LLAMA_70B, *NARROW, "--price", str(table))["layouts"][0]
+    assert first["currency"] == "EUR"
+    assert first["cost"] == pytest.approx(first["days"] * 24 * first["ranks"] * 2.5)
+    table.write_text("per_hour: {h200: 3}\n")
+    assert "per_hour.h100-80gb=None must be a number" in refused(*LLAMA_70B, *NARROW, "--price", str(table))
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "path", "use", "rect"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.slow
+def test_the_report_is_one_file_with_its_plots(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    answer(*LLAMA_8B, "parallel.pp=2", "--html", str(path))
+    text = path.read_text()
+    tags = Tags()
+    tags.feed(text)
+    names = [name for name, _ in tags.seen]
+    assert names.count("svg") == 3
+    assert names.count("table") == 3
+    assert not {"script", "img", "link", "iframe"} & set(names)
+    for name, attributes in tags.seen:
+        for key in ("src", "href", "xlink:href"):
+            assert (attributes.get(key) or "#").startswith("#"), (name, attributes)
+    assert "<li>4 ruled out by num_attention_heads; for example: " in text
+
+
+@pytest.mark.slow
+def test_the_pipeline_is_drawn(tmp_path: Path) -> None:
+    svg, png = tmp_path / "slots.svg", tmp_path / "slots.png"
+    answer(*LLAMA_70B, *NARROW, "--pipeline-picture", str(svg))
+    assert svg.read_text().count("<path") > 4 * 2 * 4
+    answer(*LLAMA_70B, *NARROW, "--pipeline-picture", str(png))
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert "has no pipeline" in refused(*LLAMA_8B, "parallel.pp=1", "--pipeline-picture", str(svg))
+    assert "must end in .svg or .png" in refused(*LLAMA_70B, *NARROW, "--pipeline-picture", "slots.gif")
+
+
+def test_memory_by_stage() -> None:
+    text = answer(*LLAMA_70B, *NARROW, "--per-stage")
+    table = text[text.index("memory of ") :].splitlines()
+    heads = table[1].split("\t")
+    assert [head.split(",")[0] for head in heads[1:]] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in table[2:] if "\t" in line}
+    for column in range(4):
+        terms = [int(cells[column] or 0) for name, cells in rows.items() if name not in ("total", "limit")]
+        assert sum(terms) == int(rows["total"][column]) <= int(rows["limit"][column])
+    assert any(line.startswith("model state, textbook (") for line in table)
+
+
+def test_a_finished_run_calibrates(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "measured"
+    folder.mkdir(parents=True)
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "name: measured\nmodel: {preset: tiny}\ndata: {uri: d, sequence_length: 32}\n"
+        "training: {steps: 20, global_batch: 8}\nparallel: {data: zero3}\n"
+    )
+    (folder / "job.json").write_text(json.dumps({"config": load_job(job).as_dict()}))
+    lines = [
+        {"step": n, "generation": 1, "layout": "dp_shard4", "seconds": 2.0, "data_seconds": 0.0} for n in range(1, 11)
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "ledger.jsonl").write_text(json.dumps({"event": "time_account", "goodput": 0.875}) + "\n")
+    asked = (str(job), "--gpus", "4", "--calibrate", str(folder), *ONE_AXIS)
+    found = document(*asked, "training.micro_batch=1", "parallel.dp_shard=4")
+    assert found["layouts"][0]["step_seconds"] == pytest.approx(2.0, rel=1e-3)
+    assert any("goodput of that run: 87.5%" in line for line in found["calibration"])
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
+    assert "let the job run longer" in refused(*asked)
+    (folder / "job.json").unlink()
+    assert "has no job.json" in refused(*asked)
+
+
+def test_it_starts_without_torch_and_writes_only_json(tmp_path: Path) -> None:
+    code = (
+        "import sys; from elastic_train.cli.main import app\n"
+        "try:\n    app(['plan', '--model', 'llama3-8b', '--gpus', '8', '--json'])\n"
+        "finally:\n    print(*(m for m in ('torch', 'ray', 'mlflow', 'numpy', 'pyarrow', 'matplotlib', 'boto3') "
+        "if m in sys.modules), file=sys.stderr)\n"
+    )
+    import subprocess
+    import sys
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert result.stderr.strip() == ""
+    assert json.loads(result.stdout)["gpus"] == 8
+
+
+def test_the_command_as_a_process(tmp_path: Path) -> None:
+    done = elastic_train("plan", "--model", "llama3-8b", "--gpus", "8", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("llama3-8b: 8,030,261,248 parameters")
+
+
+def test_the_documentation_has_every_option() -> None:
+    text = (Path(__file__).parents[2] / "docs/planner.md").read_text()
+    options = re.findall(r"^│ (--[a-z-]+)", CliRunner().invoke(app, ["plan", "--help"]).stdout, re.MULTILINE)
+    assert len(options) > 20
+    missing = [option for option in options if f"`{option}" not in text and option not in ("--help",)]
+    assert missing == []

@@ -1,0 +1,165 @@
+"""The search against trying everything, and what it promises about limits."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+
+import pytest
+
+from elastic_train.config.job import Job
+from elastic_train.config.load import parse_job
+from elastic_train.planner.hardware import accelerator
+from elastic_train.planner.memory import memory_bytes
+from elastic_train.planner.search import MEMORY, SLOWER, rank_layouts
+from elastic_train.planner.search_bound import Floor
+from elastic_train.planner.search_memory import MemoryFloor
+from elastic_train.planner.search_space import Mesh, space_of, violated
+from elastic_train.planner.step_time import step_time
+
+H100 = accelerator("h100-80gb")
+SMALL = """
+name: small
+model: {hidden_size: 512, num_hidden_layers: 8, num_attention_heads: 8, num_key_value_heads: 4, intermediate_size: 1536,
+        vocab_size: 32000}
+data: {uri: data, sequence_length: 1024}
+training: {steps: 10, global_batch: 16, precision: bf16}
+hosts: {device: cuda}
+"""
+LLAMA = """
+name: llama
+model: {preset: llama3-70b}
+data: {uri: data, sequence_length: 8192}
+training: {steps: 10, global_batch: 1024, precision: bf16}
+hosts: {device: cuda}
+"""
+
+
+def job_of(*overrides: str, text: str = SMALL) -> Job:
+    return parse_job(text, overrides)
+
+
+def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
+    """The least seconds per step of each mesh that has options that fit, found without any shortcut."""
+    space, found = space_of(job, H100.per_node), {}
+    for mesh in space.meshes(gpus):
+        ways = itertools.product(
+            space.sharings(mesh), space.schedules(mesh.pp), space.micro_batches(), space.recomputes()
+        )
+        for way in ways:
+            own, layout = space.question(mesh, *way)
+            if violated(own, layout) is None and memory_bytes(own, layout) <= limit:
+                seconds = step_time(own, layout, H100).total
+                found[mesh] = min(seconds, found.get(mesh, seconds))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limit", "overrides"),
+    [
+        (1, H100.memory_bytes, ()),
+        (4, 2 * 2**30, ("parallel.cp=1",)),
+        (6, 1800 * 2**20, ("parallel.cp=1", "parallel.tp=1")),
+        (8, H100.memory_bytes, ("parallel.pp=1",)),
+        (8, 1700 * 2**20, ("parallel.pp=1", "parallel.tp=2")),
+        (16, 1600 * 2**20, ("parallel.data=zero3", "parallel.tp=1", "training.micro_batch=1")),
+    ],
+)
+def test_it_finds_what_trying_everything_finds(gpus: int, limit: int, overrides: tuple[str, ...]) -> None:
+    job = job_of(*overrides)
+    expected = sorted(everything(job, gpus, limit).values())
+    ranking = rank_layouts(job, gpus, H100, limit, shown=5)
+    assert [plan.time.total for plan in ranking.best] == pytest.approx(expected[:5], rel=1e-12)
+    space = space_of(job, H100.per_node)
+    asked = len(list(space.meshes(gpus))) + len(list(space.forbidden(gpus)))
+    assert len(ranking.best) + sum(entry.count for entry in ranking.rejected.values()) == asked
+    for plan in ranking.best:
+        assert plan.fullest.total <= limit
+        assert violated(plan.job, plan.layout) is None
+        assert plan.time == step_time(plan.job, plan.layout, H100)
+
+
+CPU = ("hosts.device=cpu", "training.precision=fp32", "training.global_batch=64")
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "chip", "ranks"),
+    [
+        (LLAMA, (), "h100-80gb", 256),
+        (LLAMA, ("training.reduce_dtype=bf16", "optimizer.name=lion", "parallel.context=ulysses"), "a100-80gb", 64),
+        (SMALL, CPU, "cpu", 16),  # ranks that share cores
+    ],
+)
+def test_bounds_are_never_above_what_they_bound(text: str, changes: tuple[str, ...], chip: str, ranks: int) -> None:
+    machine = accelerator(chip)
+    space = space_of(job_of(*changes, text=text), machine.per_node)
+    floor, memory, random = Floor(space, machine), MemoryFloor(space), Random(1)
+    meshes, looked_at = list(space.meshes(ranks)), 0
+    while looked_at < 60:
+        mesh = random.choice(meshes)
+        schedule, micro_batch = random.choice(list(space.ways(mesh)))
+        sharing, recompute = random.choice(space.sharings(mesh)), random.choice(space.recomputes())
+        job, layout = space.question(mesh, sharing, schedule, micro_batch, recompute)
+        if violated(job, layout) is None:
+            looked_at += 1
+            way = floor.of_way(mesh, schedule, micro_batch)
+            assert floor.of(mesh) <= way * (1 + 1e-12)
+            assert way <= step_time(job, layout, machine).total * (1 + 1e-12), (layout, job)
+            assert memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= memory_bytes(job, layout), (
+                layout,
+                job,
+            )
+
+
+def test_what_the_job_file_says_stays() -> None:
+    job = job_of("parallel.pp=2", "training.recompute=full", "training.micro_batch=2", "parallel.data=zero2")
+    ranking = rank_layouts(job, 8, H100)
+    assert ranking.best
+    for plan in ranking.best:
+        training, parallel = plan.job.training, plan.job.parallel
+        assert (plan.layout.pp, training.recompute, training.micro_batch, parallel.data) == (2, "full", 2, "zero2")
+
+
+def test_auto_and_what_is_not_written_are_free() -> None:
+    assert space_of(job_of("parallel.pp=auto", "parallel.tp=2"), 8).free >= {"pp", "dp_shard", "data", "micro_batch"}
+    assert not space_of(job_of("parallel.tp=1", "training.micro_batch=1"), 8).free & {"tp", "micro_batch"}
+
+
+def test_tensor_ranks_stay_on_a_node() -> None:
+    ranking = rank_layouts(job_of("parallel.pp=4", "parallel.cp=1", text=LLAMA), 64, H100, shown=1000)
+    assert {plan.layout.tp for plan in ranking.best} == {2, 4, 8}
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    first, second = (rank_layouts(job_of(), 8, H100) for _ in range(2))
+    assert [(plan.job, plan.layout) for plan in first.best] == [(plan.job, plan.layout) for plan in second.best]
+    assert first.rejected == second.rejected
+
+
+def test_the_fastest_come_first_and_each_mesh_once() -> None:
+    best = rank_layouts(job_of(), 8, H100, shown=1000).best
+    assert [plan.time.total for plan in best] == sorted(plan.time.total for plan in best)
+    meshes = [(plan.layout.tp, plan.layout.pp, plan.layout.cp, plan.layout.data_ranks) for plan in best]
+    assert len(set(meshes)) == len(meshes)
+
+
+def test_what_is_ruled_out_names_its_limit_and_the_nearest() -> None:
+    ranking = rank_layouts(job_of(text=LLAMA), 64, H100)
+    assert "biggest term is" in ranking.rejected[MEMORY].example
+    assert "largest tp of this model: 8" in ranking.rejected["num_attention_heads"].example
+    assert ranking.rejected[SLOWER].count > 0
+
+
+def test_more_memory_is_never_slower() -> None:
+    job = job_of(text=LLAMA)
+    times = [rank_layouts(job, 64, H100, size * 2**30, shown=1).best[0].time.total for size in (60, 80, 140)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_step_on_many_accelerators_is_found_after_few_looks() -> None:
+    job = job_of("model.preset=llama3-405b", text=LLAMA)
+    ranking = rank_layouts(job, 16384, H100)
+    meshes = sum(1 for _ in space_of(job, H100.per_node).meshes(16384))
+    assert meshes > 2000
+    assert ranking.looked_at < 5000
+    assert ranking.best[0].layout.world_size > 8192
