@@ -59,7 +59,7 @@ def layout_columns(rows: Sequence[Priced]) -> list[Column]:
         Column("layout", left=True),
         Column("GPUs", count),
         Column("options", left=True),
-        Column("GiB/rank", lambda nbytes: f"{nbytes / 2**30:,.1f}"),
+        Column("memory", lambda nbytes: f"{nbytes / 2**30:,.1f} GiB"),
         Column("of limit", lambda share: f"{share:.0%}"),
         Column("s/step", lambda seconds: f"{seconds:,.4g}"),
         Column("tokens/s", lambda rate: f"{rate:,.0f}"),

@@ -80,9 +80,8 @@ def memory_bytes(job: Job, layout: Layout) -> int:
 def fullest_rank(job: Job, layout: Layout) -> RankMemory:
     """The pipeline rank that needs most."""
     ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
-    # Of ranks with equal stages the first keeps most micro-batches: the others need no look.
-    different = {
-        tuple((stage.blocks, stage.first, stage.last) for stage in ranks[n]): n for n in range(layout.pp)[::-1]
-    }
+    # Of ranks with equal stages one keeps most micro-batches, the first, with zbv the last: the others need no look.
+    order = range(layout.pp) if job.parallel.pipeline == "zbv" else range(layout.pp)[::-1]
+    different = {tuple((stage.blocks, stage.first, stage.last) for stage in ranks[n]): n for n in order}
     found = [_rank_memory(job, layout, number, ranks[number]) for number in different.values()]
     return max(found, key=lambda rank: rank.total)

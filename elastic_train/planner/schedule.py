@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, NamedTuple
+
+from elastic_train.config.parallel import ParallelConfig
 
 Kind = Literal["F", "B", "W"]
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"]
@@ -109,21 +112,33 @@ def bubble_fraction(name: str, pp: int, micro_batches: int, stages_per_rank: int
 def peak_live(name: str, pp: int, micro_batches: int, stages_per_rank: int = 1) -> list[int]:
     """Micro-batches whose activations a rank keeps at most, summed over its stages, for every pipeline rank.
 
-    1f1b: ``min(m, p - i)``. Interleaved: what is under way when the first backward pass begins. Where the backward pass
-    is split, activations are kept until its second half. Closed forms; ``most_live`` counts, and a test compares.
+    GPipe keeps all (arXiv:1811.06965), 1f1b ``min(m, p - i)``, interleaved what is under way when the first backward
+    pass begins (arXiv:2104.04473, section 2.2). Where the backward pass is split, activations are kept until its second
+    half (arXiv:2401.10241, table 1). Closed forms; ``most_live`` counts, and a test compares.
     """
     _check(name, pp, micro_batches, stages_per_rank)
-    m, v = micro_batches, stages_per_rank
+    return [_live(name, pp, rank, micro_batches, stages_per_rank) for rank in range(pp)]
+
+
+def micro_batches_in_flight(parallel: ParallelConfig, pp: int, rank: int, count: int) -> Fraction:
+    """``peak_live`` of pipeline rank ``rank`` in units of all its stages; ``count`` run a step, also too few to run."""
+    if pp == 1:
+        return Fraction(1)
+    stages = parallel.stages_per_rank
+    return Fraction(_live(parallel.pipeline, pp, rank, count, stages), stages)
+
+
+def _live(name: str, pp: int, rank: int, m: int, v: int) -> int:
     each = m // max(1, m // pp)
     if name == "gpipe":
-        return [m] * pp
+        return m
     if name == "1f1b":
-        return [min(m, pp - rank) for rank in range(pp)]
+        return min(m, pp - rank)
     if name == "interleaved_1f1b":
-        return [min(m * v, (v - 1) * each + 2 * (pp - 1 - rank) + 1) for rank in range(pp)]
+        return min(m * v, (v - 1) * each + 2 * (pp - 1 - rank) + 1)
     if name == "zero_bubble":
-        return [min(m * v, (v - 1) * each + pp)] * pp
-    return [min(2 * pp, m + 1 + rank) for rank in range(pp)]
+        return min(m * v, (v - 1) * each + pp)
+    return min(2 * pp, m + 1 + rank)
 
 
 def most_live(order: Sequence[Pass]) -> int:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import block_bytes, loss_bytes
-from elastic_train.planner.in_flight import micro_batches_in_flight
 from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory, fullest_rank
 from elastic_train.planner.model_state import division, model_state, numbers_of
 from elastic_train.planner.parameters import stages_of_ranks
+from elastic_train.planner.schedule import micro_batches_in_flight
 from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space, violated
 
 _STATE = {"adamw": 12, "adam": 12, "muon": 8, "lion": 8, "sgd": 4}

@@ -10,10 +10,10 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.constraints import micro_batches_per_rank
-from elastic_train.planner.in_flight import micro_batches_in_flight
 from elastic_train.planner.model_state import division, model_state, numbers_of
 from elastic_train.planner.parameters import StageParameters, Unit
 from elastic_train.planner.pass_memory import PassMemory
+from elastic_train.planner.schedule import micro_batches_in_flight
 
 AT_LOSS = "at the loss"
 AT_HEAD = "in the backward pass of the head"

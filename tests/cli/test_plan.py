@@ -84,7 +84,7 @@ def test_a_model_on_gpus_is_ranked_with_reasons() -> None:
     text = answer(*LLAMA_70B)
     assert text.startswith("llama3-70b: 70,553,706,496 parameters; 1,024 sequences of 8,192 tokens a step")
     header = text.splitlines()[text.splitlines().index("") + 1].split("\t")
-    assert header[:5] == ["#", "layout", "GPUs", "options", "GiB/rank"]
+    assert header[:5] == ["#", "layout", "GPUs", "options", "memory"]
     rows = [line.split("\t") for line in text.splitlines() if re.match(r"\d+\t", line)]
     assert [row[0] for row in rows] == [str(number) for number in range(1, 9)]
     seconds = [float(row[header.index("s/step")]) for row in rows]

@@ -216,6 +216,14 @@ def test_mem_10_the_first_stage_keeps_as_many_micro_batches_as_there_are_stages(
     assert memory_bytes(job, Layout(pp=8)) == ranks[0].total == max(memory.total for memory in ranks)
 
 
+@pytest.mark.parametrize("pipeline", ["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"])
+@pytest.mark.parametrize(("layout", "micro_batches"), [(Layout(pp=4), 7), (Layout(pp=6, dp_shard=2), 6)])
+def test_a_job_needs_what_its_fullest_rank_needs(pipeline: str, layout: Layout, micro_batches: int) -> None:
+    fields = {"parallel__pipeline": pipeline, "data__sequence_length": 1024}
+    job = gpu_job(PRESETS["llama3-8b"], "zero2", ranks=layout.dp_shard, micro_batches=micro_batches, **fields)
+    assert memory_bytes(job, layout) == max(memory.total for memory in memory_of(job, layout))
+
+
 def test_mem_12_units_are_those_that_are_written() -> None:
     sizes = {text: parse_size(text) for text in ("80GB", "80GiB", "81559MiB")}
     assert [round(size / GIB, 2) for size in sizes.values()] == [74.51, 80.0, 79.65]
