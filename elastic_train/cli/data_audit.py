@@ -86,8 +86,6 @@ def _tell(name: str, audit: Audit, sources: list[str]) -> None:
         typer.echo(f"  {audit.unrecorded:,} steps do not say what they were trained on")
     if audit.skipped:
         typer.echo(f"  {audit.skipped:,} steps were left out as bad; their samples count as used")
-    if audit.taken_back:
-        typer.echo(f"  {audit.taken_back:,} lines were taken back: the job went back, or someone has added lines")
     for problem in audit.problems[:PROBLEMS_SHOWN]:
         typer.echo(f"  {problem.kind}: {problem.message}")
     if (more := len(audit.problems) - PROBLEMS_SHOWN) > 0:

@@ -8,6 +8,7 @@ makes both anew from the data sets and the job's settings, and follows the sampl
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from elastic_train.data.consumed import batch_digest
-from elastic_train.data.step_lines import parse_lines, standing
+from elastic_train.data.step_lines import parse_lines
 
 if TYPE_CHECKING:
     from elastic_train.data.batches import StepBatches
@@ -41,14 +42,13 @@ class Audit:
 
     ``steps_compared``: those whose bytes were made anew. ``unrecorded``: those of which nobody has said what they were
     trained on (lines of an older release, and steps whose last words were lost with a coordinator). ``skipped``: those
-    that changed nothing, whose samples count as used. ``taken_back``: lines of steps that are there again further down.
+    that changed nothing, whose samples count as used.
     """
 
     steps: int = 0
     steps_compared: int = 0
     unrecorded: int = 0
     skipped: int = 0
-    taken_back: int = 0
     samples: int = 0
     epochs: list[float] = field(default_factory=list)
     """how often the samples of each source were used"""
@@ -117,22 +117,35 @@ def audit_steps(
         DataError, StorageError: a line is none of a step, or the data sets cannot be read.
     """
     told = parse_lines(lines)
-    steps = standing(told)
+    steps = [line for _, line in sorted({line.step: line for line in told}.items())]
     ends = list(accumulate(size for _, size in sources))
     epochs = [Epochs(size, name if len(sources) > 1 else "") for name, size in sources]
-    audit = Audit(steps=len(steps), taken_back=len(told) - len(steps))
+    audit = Audit(steps=len(steps))
     last = max(steps[-1].step if steps else 0, reached)
-    audit.problems += _missing([line.step for line in steps], last)
-    whole = not audit.problems
+    missing = _missing([line.step for line in steps], last)
+    audit.problems += _not_rising([line.step for line in told]) + missing
     for line in steps:
         for sample in _audit_step(audit, line, batches, compare_bytes=compare_bytes):
             source = min(bisect_right(ends, sample), len(ends) - 1)
             epochs[source].use(sample - ends[source] + sources[source][1])
         progress(line.step, last)
-    if whole:
+    if not missing:
         audit.epochs = [used.end() for used in epochs]
         audit.problems += [problem for used in epochs for problem in used.problems]
     return audit
+
+
+def _not_rising(steps: list[int]) -> list[Problem]:
+    """A job that goes back cuts the lines of those steps off its log, so that each line is of a later step."""
+    problems = [
+        Problem("repeat", f"step {step} has {count} lines") for step, count in Counter(steps).items() if count > 1
+    ]
+    seen: set[int] = set()
+    for before, step in pairwise(steps):
+        seen.add(before)
+        if step < before and step not in seen:
+            problems.append(Problem("differs", f"step {step} comes after step {before}"))
+    return problems
 
 
 def _missing(steps: list[int], last: int) -> list[Problem]:

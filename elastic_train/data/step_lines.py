@@ -38,15 +38,3 @@ def _parse(number: int, line: dict[str, Any]) -> StepLine:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise DataError(f"steps.jsonl, line {number}: {key}: {first['msg']}") from None
-
-
-def standing(lines: Iterable[StepLine]) -> list[StepLine]:
-    """The lines that count, by step: one of a step that was there already, or comes before the last, takes back all
-    from that step on, as a job does that goes back.
-    """
-    kept: list[StepLine] = []
-    for line in lines:
-        while kept and kept[-1].step >= line.step:
-            kept.pop()
-        kept.append(line)
-    return kept
