@@ -28,6 +28,7 @@ from elastic_train.data.tokenizer import (
     SMALLEST_VOCABULARY,
     GivenTokenizer,
     check_end,
+    number_of_entries,
     parse_tokenizer,
     train_tokenizer,
 )
@@ -149,7 +150,7 @@ class _Preparation:
             return there
         folder = digest[:16]
         given = self._tokenizer(selection, inputs["corpus_bytes"])
-        dtype: Literal["uint16", "uint32"] = "uint16" if _entries(given) <= 2**16 else "uint32"
+        dtype: Literal["uint16", "uint32"] = "uint16" if number_of_entries(given) <= 2**16 else "uint32"
         shards = self._encode(scans, selection, given, dtype, folder)
         manifest = Manifest(
             tokenizer=self._write_tokenizer(given, folder),
@@ -172,7 +173,7 @@ class _Preparation:
         settings = asdict(self._settings)
         if self._given is not None:
             tokenizer = f"given: sha256 {self._given.sha256}, eos_id {self._given.eos_id}"
-            settings |= {"vocab_size": _entries(self._given), "sample_bytes": 0}
+            settings |= {"vocab_size": number_of_entries(self._given), "sample_bytes": 0}
         else:
             tokenizer = f"byte-level BPE by tokenizers {tokenizers.__version__}"
         return {
@@ -266,7 +267,7 @@ class _Preparation:
         return Tokenizer(
             path=file.path,
             sha256=file.sha256,
-            vocab_size=_entries(given),
+            vocab_size=number_of_entries(given),
             eos_id=given.eos_id,
             eos_token=tokenizer.id_to_token(given.eos_id),
         )
@@ -284,7 +285,3 @@ def _check_apart(corpus: Corpus, store: Store) -> None:
     for path in (MANIFEST, f"x/{TOKENIZER}", f"x/{LEFT_OUT}", "x/shard-00000.arrow", "x/shard-00000.ends.arrow"):
         if corpus.takes(f"{store.uri.rstrip('/')}/{path}"):
             raise DataError(f"the output {store.uri} lies in the input; choose another folder")
-
-
-def _entries(given: GivenTokenizer) -> int:
-    return max(parse_tokenizer(given).get_vocab().values()) + 1  # the ids of a given one may have gaps

@@ -45,6 +45,11 @@ def parse_tokenizer(given: GivenTokenizer) -> Tokenizer:
     return tokenizer
 
 
+def number_of_entries(given: GivenTokenizer) -> int:
+    """One more than the largest id: the ids of a tokenizer from elsewhere may have gaps. Raises DataError."""
+    return max(parse_tokenizer(given).get_vocab().values()) + 1
+
+
 def check_end(given: GivenTokenizer) -> None:
     """Raises DataError when a text can spell the token that ends a document: it would end there."""
     tokenizer = parse_tokenizer(given)

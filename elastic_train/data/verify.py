@@ -10,12 +10,13 @@ import xxhash
 from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import MANIFEST
 from elastic_train.data.record_batches import read_ends
+from elastic_train.data.tokenizer import GivenTokenizer, number_of_entries, parse_tokenizer
 from elastic_train.storage.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from elastic_train.data.manifest import Manifest, Shard
+    from elastic_train.data.manifest import Manifest, Shard, Tokenizer
     from elastic_train.storage.store import Store
 
 BLOCK = 8 * 2**20
@@ -36,7 +37,7 @@ def damages(store: Store, manifest: Manifest, read: Callable[[int], None] = lamb
     documents = sum(shard.documents for shard in manifest.shards)
     if documents != manifest.documents:
         yield f"{store.uri}/{MANIFEST} says documents={manifest.documents}, but its shards have {documents}"
-    yield from _of_file(store, manifest.tokenizer.path, manifest.tokenizer.sha256)
+    yield from _of_tokenizer(store, manifest.tokenizer)
     for shard in manifest.shards:
         if list(_of_shard(store, shard, read)):
             yield from _of_shard(store, shard)
@@ -49,6 +50,24 @@ def damages(store: Store, manifest: Manifest, read: Callable[[int], None] = lamb
     if manifest.left_out is not None:
         yield from _of_file(store, manifest.left_out.path, manifest.left_out.sha256)
         read(manifest.left_out.bytes)
+
+
+def _of_tokenizer(store: Store, told: Tokenizer) -> Iterator[str]:
+    wrong = list(_of_file(store, told.path, told.sha256))
+    yield from wrong
+    if wrong:
+        return
+    given = GivenTokenizer(store.read(told.path), told.eos_id)
+    try:
+        tokenizer, entries = parse_tokenizer(given), number_of_entries(given)
+    except DataError as error:
+        yield f"{store.uri}/{told.path}: {error}"
+        return
+    here = f"{store.uri}/{MANIFEST} says tokenizer"
+    if entries != told.vocab_size:
+        yield f"{here}.vocab_size={told.vocab_size}, but the tokenizer has {entries} entries"
+    if (name := tokenizer.id_to_token(told.eos_id)) != told.eos_token:
+        yield f"{here}.eos_id={told.eos_id} and eos_token={told.eos_token}, but entry {told.eos_id} is {name}"
 
 
 def _of_file(store: Store, path: str, sha256: str) -> Iterator[str]:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_train.data import verify
-from elastic_train.data.manifest import read_manifest
+from elastic_train.data.manifest import Manifest, read_manifest
+from elastic_train.data.tokenizer import EOS, GivenTokenizer, number_of_entries, train_tokenizer
 from elastic_train.data.verify import damages, total_bytes
 from elastic_train.storage.store import Store
 from tests.data.token_sets import make
@@ -14,13 +16,19 @@ from tests.data.token_sets import make
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Two shards of five and two batches, and a tokenizer that is one by its sha256."""
+    """Two shards of five and two batches, and a tokenizer."""
     manifest, _ = make(str(tmp_path), [1000, 350], 200)
-    (tmp_path / "tokenizer.json").write_bytes(b"tokenizer")
-    sha256 = hashlib.sha256(b"tokenizer").hexdigest()
-    made = manifest.model_copy(update={"tokenizer": manifest.tokenizer.model_copy(update={"sha256": sha256})})
-    (tmp_path / "manifest.json").write_bytes(made.to_bytes())
+    text = train_tokenizer(["a b"], 300).to_str().encode()
+    (tmp_path / "tokenizer.json").write_bytes(text)
+    sha256, entries = hashlib.sha256(text).hexdigest(), number_of_entries(GivenTokenizer(text, 0))
+    write(tmp_path, manifest, {"sha256": sha256, "vocab_size": entries, "eos_token": EOS})
     return tmp_path
+
+
+def write(folder: Path, manifest: Manifest, tokenizer: dict[str, Any]) -> None:
+    """The manifest, with other fields of its tokenizer."""
+    made = manifest.model_copy(update={"tokenizer": manifest.tokenizer.model_copy(update=tokenizer)})
+    (folder / "manifest.json").write_bytes(made.to_bytes())
 
 
 def found(data: Path) -> list[str]:
@@ -63,3 +71,17 @@ def test_bytes_that_are_spoilt_on_the_way_are_no_damage(data: Path, monkeypatch:
     monkeypatch.setattr(type(Store.open(str(data))), "read", spoilt)
     assert found(data) == []
     assert len(answers) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"vocab_size": 256}, "says tokenizer.vocab_size=256, but the tokenizer has 258 entries"),
+        ({"eos_id": 5}, f"says tokenizer.eos_id=5 and eos_token={EOS}, but entry 5 is %"),
+        ({"eos_id": 9999}, "tokenizer.json has no entry 9999, which shall end documents"),
+    ],
+)
+def test_what_the_manifest_says_of_the_tokenizer_is_compared(data: Path, fields: dict[str, Any], sentence: str) -> None:
+    write(data, read_manifest(Store.open(str(data)))[0], fields)
+    (told,) = found(data)
+    assert told.endswith(sentence)
