@@ -187,7 +187,7 @@ def test_bad_file(tmp_path: Path, text: str, pattern: str) -> None:
         (["status", "nobody"], "no job folder runs/nobody"),
         (["stop", "nobody", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
         (["train", "job.yaml", "--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
-        (["plan", "job.yaml"], "No such command 'plan'"),
+        (["estimate", "job.yaml"], "No such command 'estimate'"),
         (["train", "job.yaml", "--dry"], "No such option"),
     ],
 )
