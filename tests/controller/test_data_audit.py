@@ -79,7 +79,7 @@ def test_hosts_come_and_go_and_every_sample_is_used_once(corpus: Path, reference
         assert "no gap" not in found.stdout
     (folder / "steps.jsonl").write_text("".join(written.splitlines(keepends=True)[:-2]))
     short = elastic_train("data", "audit", "--job", str(folder), cwd=tmp_path)
-    assert (short.returncode, "gap: step 30 is missing" in short.stdout) == (1, True), short.stdout
+    assert (short.returncode, "gap: steps 29 to 30 are missing" in short.stdout) == (1, True), short.stdout
     record = json.loads((folder / "job.json").read_text())
     record["identity"]["data_digest"] = "0" * 64
     (folder / "job.json").write_text(json.dumps(record))
