@@ -48,6 +48,11 @@ def answer_of(question: Question, top: int, price: Price | None, calibration: li
     from elastic_train.planner.search import rank_layouts
 
     job, limit = question.job, question.memory_limit
+    if job.parallel.offload:
+        raise UserError(
+            "parallel.offload=true: the model of time has no copies between CPU and accelerator, no update on the CPU; "
+            "plan with parallel.offload=false"
+        )
     try:
         question.accelerator.peak(job.training.precision)
     except ValueError as error:
@@ -75,7 +80,7 @@ def _priced(question: Question, ranking: Ranking, plan: Candidate, price: Price 
         memory,
         question.memory_limit,
         plan.time.days(question.tokens),
-        None if price is None else plan.time.cost(question.tokens, price.per_hour),
+        None if price is None else plan.time.cost(question.tokens, price.per_hour, question.gpus),
         "" if price is None else price.currency,
         reasons(plan, ranking, question.gpus, question.memory_limit),
         _state(plan, memory),

@@ -47,6 +47,10 @@ def question_lines(answer: Answer) -> Iterator[str]:
         f"{chip.peak(job.training.precision) / 1e12:,.4g} TFLOP/s in {job.training.precision}, "
         f"{chip.per_node} a node; efficiency {chip.efficiency:.3g}"
     )
+    yield (
+        f"days and cost: {question.tokens:,.0f} tokens = {question.tokens / question.tokens_per_step:,.0f} steps, "
+        f"on {question.gpus:,} accelerators that are paid for, idle or not"
+    )
     if question.assumed:
         yield f"assumed: {'; '.join(question.assumed)}"
     yield from answer.calibration
@@ -63,7 +67,7 @@ def layout_columns(rows: Sequence[Priced]) -> list[Column]:
         Column("of limit", lambda share: f"{share:.0%}"),
         Column("s/step", lambda seconds: f"{seconds:,.4g}"),
         Column("tokens/s", lambda rate: f"{rate:,.0f}"),
-        Column("MFU", lambda share: f"{share:.1%}"),
+        Column("MFU, causal", lambda share: f"{share:.1%}"),
         Column("bubble", lambda share: f"{share:.1%}"),
         Column("exposed", lambda share: f"{share:.1%}"),
         Column("days", lambda days: f"{days:,.4g}"),
@@ -89,7 +93,7 @@ def _cells(number: int, row: Priced) -> tuple[object, ...]:
         plan.fullest.total / row.memory_limit,
         plan.time.total,
         plan.time.tokens_per_second,
-        plan.time.mfu,
+        plan.time.use.mfu_causal,
         plan.time.bubble,
         plan.time.exposed / plan.time.total,
         row.days,

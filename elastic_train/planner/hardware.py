@@ -26,9 +26,9 @@ class Accelerator:
 
     name: str
     memory_bytes: int
-    """as the device reports it, before anything is allocated"""
+    """what torch can allocate of it, before anything is allocated"""
     peak_flops: dict[str, float]
-    """precision -> dense FLOP/s of matrix products; fp32 is TF32 where there is such a thing"""
+    """precision -> dense FLOP/s of matrix products; fp32 without TF32, which the engine leaves off"""
     memory_bytes_per_second: float
     link_bytes_per_second: float
     """to the other accelerators of the node"""
@@ -71,7 +71,7 @@ _H100 = "NVIDIA H100 data sheet (resources.nvidia.com/en-us-tensor-core/nvidia-t
 _H200 = "NVIDIA H200 data sheet (nvidia.com/en-us/data-center/h200): H100's units and links, 4.8 TB/s of HBM3e"
 _B200 = "NVIDIA HGX B200 (nvidia.com/en-us/data-center/hgx), dense; DGX B200: 64 TB/s of HBM3e and 14.4 TB/s of NVLink"
 _MI300X = "AMD Instinct MI300X data sheet (amd.com/en/products/accelerators/instinct/mi300/mi300x.html)"
-_SMI = "memory.total of nvidia-smi"
+_TORCH = "total capacity in torch's out-of-memory messages; nvidia-smi says 0.5 to 1 GiB more"
 _HOPS = "NCCL's tuning model (src/graph/tuning.cc): a few microseconds per hop; taken as 2 on NVLink and 5 on a network"
 _NCCL = "nccl-tests: bus bandwidth of about 360 of an H100's 450 GB/s, and 40 of 50 GB/s between nodes"
 _HOP_FIELDS = ("link_latency_seconds", "network_latency_seconds")
@@ -98,7 +98,7 @@ def _sources(data_sheet: str, memory: str, network: str) -> dict[str, str]:
 
 def _gpu(
     name: str,
-    mebibytes: int,
+    gibibytes: float,
     peaks: dict[str, float],
     *,
     memory: float,
@@ -110,7 +110,7 @@ def _gpu(
     """``memory``, ``link`` and ``network`` in bytes per second; eight of them in a node."""
     return Accelerator(
         name=name,
-        memory_bytes=mebibytes * 2**20,
+        memory_bytes=int(gibibytes * 2**30),
         peak_flops=peaks,
         memory_bytes_per_second=memory,
         link_bytes_per_second=link,
@@ -123,16 +123,16 @@ def _gpu(
     )
 
 
-_A100_PEAKS = {"fp32": 156e12, "bf16": 312e12}
-_HOPPER_PEAKS = {"fp32": 494.7e12, "bf16": 989.4e12, "fp8": 1978.9e12}
-_B200_PEAKS = {"fp32": 1100e12, "bf16": 2250e12, "fp8": 4500e12}
-_MI300X_PEAKS = {"fp32": 653.7e12, "bf16": 1307.4e12, "fp8": 2614.9e12}
-_A100_NODE = _sources(_A100, _SMI, "DGX A100: eight 200 Gb/s cards for compute")
+_A100_PEAKS = {"fp32": 19.5e12, "bf16": 312e12}
+_HOPPER_PEAKS = {"fp32": 67e12, "bf16": 989.4e12, "fp8": 1978.9e12}
+_B200_PEAKS = {"fp32": 75e12, "bf16": 2250e12, "fp8": 4500e12}
+_MI300X_PEAKS = {"fp32": 163.4e12, "bf16": 1307.4e12, "fp8": 2614.9e12}
+_A100_NODE = _sources(_A100, _TORCH, "DGX A100: eight 200 Gb/s cards for compute")
 _H100_NODE = _sources(
-    _H100, _SMI, "DGX H100: eight 400 Gb/s cards for compute; arXiv:2407.21783 sec. 3.3.1 has as many"
+    _H100, _TORCH, "DGX H100: eight 400 Gb/s cards for compute; arXiv:2407.21783 sec. 3.3.1 has as many"
 )
-_H200_NODE = _sources(_H200, _SMI, "DGX H200: eight 400 Gb/s cards for compute") | {"efficiency": "that of h100-80gb"}
-_B200_NODE = _sources(_B200, _SMI, "DGX B200 user guide: eight 400 Gb/s ConnectX-7 cards for compute") | {
+_H200_NODE = _sources(_H200, _TORCH, "DGX H200: eight 400 Gb/s cards for compute") | {"efficiency": "that of h100-80gb"}
+_B200_NODE = _sources(_B200, _TORCH, "DGX B200 user guide: eight 400 Gb/s ConnectX-7 cards for compute") | {
     "efficiency": "assumed, a little below h100-80gb; no published run was compared"
 }
 _MI300X_NODE = _sources(_MI300X, "vram total of amd-smi", "usual servers have eight 400 Gb/s cards") | {
@@ -160,14 +160,14 @@ _CPU = Accelerator(
 )
 _TABLE = (
     _gpu(
-        "a100-40gb", 40_960, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
+        "a100-40gb", 39.50, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
     ),
     _gpu(
-        "a100-80gb", 81_920, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
+        "a100-80gb", 79.15, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
     ),
     _gpu(
         "h100-80gb",
-        81_559,
+        79.11,
         _HOPPER_PEAKS,
         memory=3.35e12,
         link=450e9,
@@ -175,10 +175,10 @@ _TABLE = (
         efficiency=0.55,
         sources=_H100_NODE,
     ),
-    _gpu("h200", 143_771, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.55, sources=_H200_NODE),
-    _gpu("b200", 183_359, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.5, sources=_B200_NODE),
+    _gpu("h200", 139.80, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.55, sources=_H200_NODE),
+    _gpu("b200", 178.35, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.5, sources=_B200_NODE),
     _gpu(
-        "mi300x", 196_592, _MI300X_PEAKS, memory=5.3e12, link=448e9, network=50e9, efficiency=0.4, sources=_MI300X_NODE
+        "mi300x", 191.98, _MI300X_PEAKS, memory=5.3e12, link=448e9, network=50e9, efficiency=0.4, sources=_MI300X_NODE
     ),
     _CPU,
 )

@@ -52,7 +52,6 @@ class StepTime:
     """share of the step in which the rank has nothing to do"""
     tokens_per_second: float
     use: Utilisation
-    ranks: int
 
     @property
     def total(self) -> float:
@@ -68,9 +67,9 @@ class StepTime:
         """To train on so many tokens, without interruptions."""
         return tokens / self.tokens_per_second / DAY
 
-    def cost(self, tokens: float, price_per_hour: float) -> float:
-        """Of training on so many tokens; ``price_per_hour``: of one accelerator, in any currency."""
-        return tokens / self.tokens_per_second / HOUR * self.ranks * price_per_hour
+    def cost(self, tokens: float, price_per_hour: float, paid: int) -> float:
+        """Of training on so many tokens; ``price_per_hour``: of one of ``paid`` accelerators, idle or not."""
+        return tokens / self.tokens_per_second / HOUR * paid * price_per_hour
 
 
 def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: float | None = None) -> StepTime:
@@ -98,7 +97,6 @@ def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: fl
         terms.get("bubble", 0.0) / seconds,
         tokens_per_step(job) / seconds,
         utilisation(job, layout, seconds=seconds, peak=accelerator.peak(job.training.precision) / share),
-        layout.world_size,
     )
 
 

@@ -89,7 +89,7 @@ def test_a_model_on_gpus_is_ranked_with_reasons() -> None:
     assert [row[0] for row in rows] == [str(number) for number in range(1, 9)]
     seconds = [float(row[header.index("s/step")]) for row in rows]
     assert seconds == sorted(seconds)
-    assert all(0.2 < float(row[header.index("MFU")]) < 0.8 for row in rows)
+    assert all(0.2 < float(row[header.index("MFU, causal")]) < 0.8 for row in rows)
     assert re.search(r"^#1 .*: of its step backward \d+%, forward \d+%", text, re.MULTILINE)
     assert re.search(
         r"^\d[\d,]* layouts? ruled out by memory; nearest: .* needs [\d.]+ GiB of 79.65 GiB", text, re.MULTILINE
@@ -218,6 +218,23 @@ IMPOSSIBLE = [
     ((*LLAMA_8B, *ONE_AXIS, "--show", "9"), r"--show 9: 1 layout is there"),
     ((*LLAMA_8B, "stray"), r"--model llama3-8b and the job file stray: give one"),
     ((*LLAMA_8B, "--calibrate", "nowhere/at-all"), r"no job folder"),
+    ((*LLAMA_8B, "--seq", "0"), r"--seq 0: must be at least 1"),
+    ((*LLAMA_8B, "--global-batch", "0"), r"--global-batch 0: must be at least 1"),
+    ((*LLAMA_8B, "--gpu-memory", "0GiB"), r"--gpu-memory 0GiB: must be more than 0"),
+    ((*LLAMA_8B, "--gpu", ""), r"accelerator '' is not known"),
+    ((*LLAMA_8B, "--price", "nan"), r"--price nan: must be 0 or more"),
+    ((*LLAMA_8B, "--price", "-1"), r"--price -1: must be 0 or more"),
+    ((*LLAMA_8B, "parallel.offload=true"), r"parallel.offload=true: .*plan with parallel.offload=false"),
+    ((*LLAMA_8B, "--html", "no/such/x.html"), r"--html no/such/x.html: there is no folder no/such"),
+    ((*LLAMA_8B, "--html", "/"), r"--html /: is a folder"),
+    ((*LLAMA_8B, "--write-job", "no/w.yaml"), r"--write-job no/w.yaml: there is no folder no"),
+    ((*LLAMA_70B, *NARROW, "--pipeline-picture", "no/w.svg"), r"--pipeline-picture no/w.svg: there is no folder no"),
+    ((*LLAMA_8B, "--html", f"{'x' * 300}/x.html"), r"--html x+/x.html: (File name too long|there is no folder)"),
+    (("--params", "7e9", "--price", "2"), r"--price is for a job file or --model"),
+    (("--params", "7e9", "--html", "x.html"), r"--html is for a job file or --model"),
+    (("--params", "7e9", "--gpu", "h200"), r"--gpu is for a job file or --model"),
+    (("--params", "7e9", "--top", "2"), r"--top is for a job file or --model"),
+    (("--params", "7e9", "--show", "1"), r"--show is for a job file or --model"),
 ]
 
 
@@ -229,6 +246,55 @@ def test_an_impossible_question_gets_one_sentence(arguments: tuple[str, ...], se
         possible = [*arguments]
         possible[possible.index("--gpus") + 1] = smallest[1]
         assert document(*possible)["layouts"]
+
+
+def test_nothing_is_written_when_something_cannot_be(tmp_path: Path) -> None:
+    job = tmp_path / "w.yaml"
+    for arguments in (("--pipeline-picture", "w.gif"), ("--pipeline-picture", str(tmp_path / "w.svg"))):
+        assert refused(*LLAMA_8B, "parallel.pp=1", "--write-job", str(job), *arguments)
+        assert not job.exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"rope_theta": "x"}, "rope_theta='x': must be a number"),
+        ({"rope_scaling": [1]}, r"rope_scaling=\[1\]: must be an object"),
+        ({"hidden_size": "many"}, "hidden_size='many'"),
+    ],
+)
+def test_a_config_json_with_a_wrong_value_gets_a_sentence(
+    tmp_path: Path, values: dict[str, Any], sentence: str
+) -> None:
+    assert re.search(sentence, refused("--model", config(tmp_path, LLAMA_7B | values), "--gpus", "8"))
+
+
+def test_a_config_json_without_end_gets_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    assert "cannot be read as JSON" in refused("--model", str(path), "--gpus", "8")
+
+
+def test_a_window_that_is_left_out_is_told(tmp_path: Path) -> None:
+    values = LLAMA_7B | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 2048}
+    asked = ("--model", config(tmp_path, values), "--gpus", "8", *ONE_AXIS)
+    assert any("sliding_window=2,048" in sentence for sentence in document(*asked, "--seq", "4096")["assumed"])
+    assert not any("sliding_window" in sentence for sentence in document(*asked, "--seq", "2048")["assumed"])
+
+
+def test_gpus_that_stay_idle_are_paid_for() -> None:
+    asked = ("--model", "llama3-8b", "--gpus", "9", *ONE_AXIS, "--global-batch", "8", "--tokens", "1B")
+    first = document(*asked, "--price", "2")["layouts"][0]
+    assert first["ranks"] < 9
+    assert first["cost"] == pytest.approx(first["days"] * 24 * 9 * 2)
+    text = answer(*asked)
+    assert "1,000,000,000 tokens = 15,259 steps, on 9 accelerators that are paid for, idle or not" in text
+
+
+def test_the_tokens_that_were_assumed_are_told() -> None:
+    found = document(*LLAMA_8B, *ONE_AXIS, "--global-batch", "64")
+    assert "--tokens 5.243e+08 (1,000 steps)" in found["assumed"]
+    assert found["tokens"] == 64_000 * 8192
 
 
 def test_without_a_model() -> None:
@@ -271,6 +337,9 @@ def test_prices_of_a_table(tmp_path: Path) -> None:
     first = document(*LLAMA_70B, *NARROW, "--price", str(table))["layouts"][0]
     assert first["currency"] == "EUR"
     assert first["cost"] == pytest.approx(first["days"] * 24 * first["ranks"] * 2.5)
+    for value in (".nan", ".inf", "-1"):
+        table.write_text(f"per_hour: {{h100-80gb: {value}}}\n")
+        assert "must be a number of 0 or more" in refused(*LLAMA_70B, *NARROW, "--price", str(table))
     table.write_text("per_hour: {h200: 3}\n")
     assert "per_hour.h100-80gb=None must be a number" in refused(*LLAMA_70B, *NARROW, "--price", str(table))
 

@@ -73,7 +73,7 @@ def test_terms_add_up_and_compute_is_operations_over_the_rate() -> None:
 def test_days_and_cost() -> None:
     time = step_time(llama(), Layout(dp_shard=8), H100)
     assert time.days(time.tokens_per_second * 86_400) == pytest.approx(1.0)
-    assert time.cost(time.tokens_per_second * 3600, price_per_hour=2.5) == pytest.approx(8 * 2.5)
+    assert time.cost(time.tokens_per_second * 3600, price_per_hour=2.5, paid=9) == pytest.approx(9 * 2.5)
 
 
 def test_efficiency_replaces_the_accelerators() -> None:
