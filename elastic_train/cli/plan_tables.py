@@ -47,9 +47,10 @@ def question_lines(answer: Answer) -> Iterator[str]:
         f"{chip.peak(job.training.precision) / 1e12:,.4g} TFLOP/s in {job.training.precision}, "
         f"{chip.per_node} a node; efficiency {chip.efficiency:.3g}"
     )
+    band = "" if answer.calibration else "; without --calibrate expect them to be off by up to 25 %"
     yield (
         f"days and cost: {question.tokens:,.0f} tokens = {question.tokens / question.tokens_per_step:,.0f} steps, "
-        f"on {question.gpus:,} accelerators that are paid for, idle or not"
+        f"on {question.gpus:,} accelerators that are paid for, idle or not{band}"
     )
     if question.assumed:
         yield f"assumed: {'; '.join(question.assumed)}"

@@ -3,7 +3,7 @@
 What is assumed, and nothing else:
 
 - Operations run at ``efficiency`` times the peak of their precision, a fixed share per accelerator; attention is
-  causal. fp8 is for the products of the blocks' projections only.
+  causal, or in full where documents are separated by a mask. fp8 is for the products of the blocks' projections only.
 - Links, network and memory reach ``transfer_efficiency`` of their bandwidth.
 - Exchanges that run beside compute (``Exchange.overlaps``) cost nothing as long as there is compute to hide them, but
   for the first or last unit; where the accelerator does not overlap (CPU) all of them cost.
@@ -22,7 +22,14 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import micro_batches_per_rank
 from elastic_train.planner.exchange import Exchange
-from elastic_train.planner.flops import DAY, Utilisation, forward_flops, tokens_per_step, utilisation
+from elastic_train.planner.flops import (
+    DAY,
+    Utilisation,
+    computed_attention,
+    forward_flops,
+    tokens_per_step,
+    utilisation,
+)
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import StageParameters
 from elastic_train.planner.traffic import rank_traffic, telling_ranks
@@ -125,9 +132,13 @@ class _Rates:
         The backward pass is two forward ones, and the scores of attention once more.
         """
         job = self.job
-        flops, layers = forward_flops(job.model, job.data.sequence_length, "causal"), job.model.num_hidden_layers
+        flops, layers = (
+            forward_flops(job.model, job.data.sequence_length, computed_attention(job)),
+            job.model.num_hidden_layers,
+        )
         precision = job.training.precision
         fast = self.accelerator.peak(precision) * self.efficiency
+        fast *= self.accelerator.fp8_share if precision == "fp8" else 1.0
         plain = self.accelerator.peak("bf16" if precision == "fp8" else precision) * self.efficiency
         attention = flops.attention / plain
         again = {

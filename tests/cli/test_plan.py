@@ -92,7 +92,7 @@ def test_a_model_on_gpus_is_ranked_with_reasons() -> None:
     assert all(0.2 < float(row[header.index("MFU, causal")]) < 0.8 for row in rows)
     assert re.search(r"^#1 .*: of its step backward \d+%, forward \d+%", text, re.MULTILINE)
     assert re.search(
-        r"^\d[\d,]* layouts? ruled out by memory; nearest: .* needs [\d.]+ GiB of 79.65 GiB", text, re.MULTILINE
+        r"^\d[\d,]* layouts? ruled out by memory; nearest: .* needs [\d.]+ GiB of 79.11 GiB", text, re.MULTILINE
     )
     assert "largest tp of this model: 8" in text
 
@@ -282,6 +282,16 @@ def test_a_window_that_is_left_out_is_told(tmp_path: Path) -> None:
     assert not any("sliding_window" in sentence for sentence in document(*asked, "--seq", "2048")["assumed"])
 
 
+def test_what_barely_fits_is_tight() -> None:
+    asked = (*LLAMA_8B, *ONE_AXIS, "--global-batch", "64", "training.micro_batch=1", "training.recompute=full",
+             "parallel.data=zero3", "parallel.reshard_after_forward=true")  # fmt: skip
+    (rank,) = document(*asked)["layouts"][0]["memory"]
+    for room, expected in ((1.04, True), (1.07, False)):
+        (row,) = document(*asked, "--gpu-memory", f"{rank['total_bytes'] * room / 2**20:.0f}MiB")["layouts"]
+        assert row["memory"][0]["total_bytes"] == rank["total_bytes"]
+        assert any(reason.startswith("tight: 96.") for reason in row["reasons"]) == expected
+
+
 def test_gpus_that_stay_idle_are_paid_for() -> None:
     asked = ("--model", "llama3-8b", "--gpus", "9", *ONE_AXIS, "--global-batch", "8", "--tokens", "1B")
     first = document(*asked, "--price", "2")["layouts"][0]
@@ -418,6 +428,18 @@ def test_a_finished_run_calibrates(tmp_path: Path) -> None:
     found = document(*asked, "training.micro_batch=1", "parallel.dp_shard=4")
     assert found["layouts"][0]["step_seconds"] == pytest.approx(2.0, rel=1e-3)
     assert any("goodput of that run: 87.5%" in line for line in found["calibration"])
+    assert "it ran on cpu and the question is about cuda" in refused(*asked, "--gpu", "h100-80gb")
+    for seconds, sentence in ((1e-6, "no speed of cpu explains its steps"), (1e6, "no speed of cpu explains")):
+        text = "".join(json.dumps(line | {"seconds": seconds}) + "\n" for line in lines)
+        (folder / "steps.jsonl").write_text(text)
+        assert sentence in refused(*asked)
+    changing = [
+        line | {"layout": layout, "seconds": seconds, "generation": generation}
+        for generation, (layout, seconds) in enumerate((("dp_shard4", 2.0), ("dp_shard2", 9.0), ("single", 1.0)))
+        for line in lines
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changing))
+    assert re.search("no speed of cpu|is still \\d+% off, more than 10%", refused(*asked))
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
     assert "let the job run longer" in refused(*asked)
     (folder / "job.json").unlink()

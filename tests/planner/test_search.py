@@ -93,6 +93,8 @@ CPU = ("hosts.device=cpu", "training.precision=fp32", "training.global_batch=64"
         (LLAMA, (), "h100-80gb", 256),
         (LLAMA, ("parallel.offload=true",), "h100-80gb", 64),
         (LLAMA, ("training.reduce_dtype=bf16", "optimizer.name=lion", "parallel.context=ulysses"), "a100-80gb", 64),
+        (LLAMA, ("data.document_mask=true", "training.precision=fp8"), "h100-80gb", 64),
+        (LLAMA, (), "mi300x", 32),
         (SMALL, CPU, "cpu", 16),  # ranks that share cores
     ],
 )
