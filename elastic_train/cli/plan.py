@@ -43,6 +43,9 @@ Show = Annotated[
     int | None, typer.Option(min=1, metavar="#", help="Which of them the options below are about (default: 1).")
 ]
 PerStage = Annotated[bool, typer.Option("--per-stage", help="Itemise memory by pipeline rank.")]
+Traffic = Annotated[
+    bool, typer.Option("--traffic", help="List what it exchanges in a step: bytes and seconds by axis.")
+]
 Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw its pipeline: .svg or .png.")]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report with plots.")]
 WriteJob = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as a job file.")]
@@ -71,6 +74,7 @@ def plan(
     top: Top = None,
     show: Show = None,
     per_stage: PerStage = False,
+    traffic: Traffic = False,
     pipeline_picture: Picture = None,
     html: Html = None,
     write_job: WriteJob = None,
@@ -92,7 +96,8 @@ def plan(
             {
                 "--gpu": gpu, "--gpu-memory": gpu_memory, "--seq": seq, "--global-batch": global_batch,
                 "--price": price, "--calibrate": calibrate, "--top": top, "--show": show, "--html": html,
-                "--per-stage": per_stage or None, "--pipeline-picture": pipeline_picture, "--write-job": write_job,
+                "--per-stage": per_stage or None, "--traffic": traffic or None,
+                "--pipeline-picture": pipeline_picture, "--write-job": write_job,
             }
         )  # fmt: skip
         _textbook(params, ranks, strategy, count, flops_per_second, as_json)
@@ -119,7 +124,7 @@ def plan(
         return
     from elastic_train.cli.plan_tables import print_answer
 
-    print_answer(answer, per_stage=show if per_stage else None)
+    print_answer(answer, per_stage=show if per_stage else None, traffic=show if traffic else None)
 
 
 def _only_with_a_model(given: dict[str, object]) -> None:

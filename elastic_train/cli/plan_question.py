@@ -47,6 +47,7 @@ class Question:
     memory_limit: int
     tokens: float
     assumed: list[str]
+    from_file: bool
 
     @property
     def tokens_per_step(self) -> int:
@@ -76,7 +77,9 @@ def question_of(asked: Asked) -> Question:
         tokens = float(steps * job.training.global_batch * job.data.sequence_length)
         if path is None:
             assumed.append(f"--tokens {tokens:.4g} ({steps:,} steps)")
-    return Question(job, gpus, chosen, chosen.memory_bytes if limit is None else limit, tokens, assumed)
+    return Question(
+        job, gpus, chosen, chosen.memory_bytes if limit is None else limit, tokens, assumed, path is not None
+    )
 
 
 def _split(asked: Asked) -> tuple[str | None, list[str]]:

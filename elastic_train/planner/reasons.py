@@ -28,7 +28,8 @@ def reasons(plan: Candidate, ranking: Ranking, gpus: int, limit: int) -> list[st
     terms = sorted(plan.time.terms.items(), key=lambda item: -item[1])
     shares = [f"{name} {part:.0%}" for name, seconds in terms if (part := seconds / plan.time.total) > _WORTH_TELLING]
     idle = gpus - plan.layout.world_size
-    unused = [f"{idle:,} GPUs stay idle: no layout that uses them is faster"] if idle else []
+    stay = "1 GPU stays idle" if idle == 1 else f"{idle:,} GPUs stay idle"
+    unused = [f"{stay}: of the layouts that the question allows none that uses more is faster"] if idle else []
     return [f"of its step {', '.join(shares)}", *_avoided(plan, limit), *tight, *unused]
 
 
