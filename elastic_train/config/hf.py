@@ -172,6 +172,10 @@ def _family(config: Mapping[str, Any]) -> tuple[_Family, list[str]]:
     kind, named = config.get("model_type"), config.get("architectures") or []
     known = {family.architecture: name for name, family in _FAMILIES.items()}
     accepted = ", ".join(known)
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        return _FAMILIES["llama"], [f"architectures={named!r}: must be one of {accepted}"]
+    if not isinstance(kind, str | None):
+        return _FAMILIES["llama"], [f"model_type={kind!r}: must be a name such as llama"]
     if not named and kind in _FAMILIES:
         return _FAMILIES[kind], []
     if len(named) != 1 or named[0] not in known:

@@ -265,6 +265,8 @@ def test_nothing_is_written_when_something_cannot_be(tmp_path: Path) -> None:
     [
         ({"rope_theta": "x"}, "rope_theta='x': must be a number"),
         ({"rope_scaling": [1]}, r"rope_scaling=\[1\]: must be an object"),
+        ({"architectures": 5}, "architectures=5: must be one of Llama"),
+        ({"model_type": ["llama"]}, r"model_type=\['llama'\]: must be a name"),
         ({"hidden_size": "many"}, "hidden_size='many'"),
     ],
 )
