@@ -38,9 +38,14 @@ PriceText = Annotated[
     str | None,
     typer.Option("--price", metavar="N|FILE", help="Per accelerator and hour: a number, or a YAML table of prices."),
 ]
-Top = Annotated[int, typer.Option(min=1, help="Layouts to show.")]
-Show = Annotated[int, typer.Option(min=1, metavar="#", help="Which of them the options below are about.")]
+Top = Annotated[int | None, typer.Option(min=1, help="Layouts to show (default: 8).")]
+Show = Annotated[
+    int | None, typer.Option(min=1, metavar="#", help="Which of them the options below are about (default: 1).")
+]
 PerStage = Annotated[bool, typer.Option("--per-stage", help="Itemise memory by pipeline rank.")]
+Traffic = Annotated[
+    bool, typer.Option("--traffic", help="List what it exchanges in a step: bytes and seconds by axis.")
+]
 Picture = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw its pipeline: .svg or .png.")]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report with plots.")]
 WriteJob = Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as a job file.")]
@@ -66,9 +71,10 @@ def plan(
     tokens: Tokens = None,
     price: PriceText = None,
     calibrate: Calibrate = None,
-    top: Top = 8,
-    show: Show = 1,
+    top: Top = None,
+    show: Show = None,
     per_stage: PerStage = False,
+    traffic: Traffic = False,
     pipeline_picture: Picture = None,
     html: Html = None,
     write_job: WriteJob = None,
@@ -86,19 +92,31 @@ def plan(
     if params is not None:
         if words or model or gpus is not None:
             raise UserError("--params asks without a model: leave out the job file, --model and --gpus")
+        _only_with_a_model(
+            {
+                "--gpu": gpu, "--gpu-memory": gpu_memory, "--seq": seq, "--global-batch": global_batch,
+                "--price": price, "--calibrate": calibrate, "--top": top, "--show": show, "--html": html,
+                "--per-stage": per_stage or None, "--traffic": traffic or None,
+                "--pipeline-picture": pipeline_picture, "--write-job": write_job,
+            }
+        )  # fmt: skip
         _textbook(params, ranks, strategy, count, flops_per_second, as_json)
         return
     for name, value in (("--ranks", ranks), ("--strategy", strategy), ("--flops-per-second", flops_per_second)):
         if value is not None:
             raise UserError(f"{name} {value} is for --params; with a model use --gpus and parallel.data=zero3, say")
+    from elastic_train.cli.plan_files import Files
     from elastic_train.cli.plan_question import Asked, question_of
 
+    files = Files(pipeline_picture, html, write_job)
+    files.check()
+    top, show = 8 if top is None else top, 1 if show is None else show
     question = question_of(Asked(words or (), model, gpus, gpu, gpu_memory, seq, global_batch, count))
     answer = _answer(question, top, price, calibrate, (storage, endpoint_url, region))
     if show > len(answer.priced):
         there = len(answer.priced)
         raise UserError(f"--show {show}: {there} {'layout is' if there == 1 else 'layouts are'} there")
-    _write_files(answer, show, pipeline_picture, html, write_job)
+    files.write(answer, show)
     if as_json:
         from elastic_train.cli.plan_json import document
 
@@ -106,7 +124,16 @@ def plan(
         return
     from elastic_train.cli.plan_tables import print_answer
 
-    print_answer(answer, per_stage=show if per_stage else None)
+    print_answer(answer, per_stage=show if per_stage else None, traffic=show if traffic else None)
+
+
+def _only_with_a_model(given: dict[str, object]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name} is for a job file or --model; --params goes with --ranks, --strategy, --tokens and "
+                "--flops-per-second"
+            )
 
 
 def _textbook(
@@ -141,19 +168,3 @@ def _answer(
         question, told = calibrated(question, calibrate, *place)
     chosen = None if price is None else price_of(price, question.accelerator.name)
     return answer_of(question, top, chosen, told)
-
-
-def _write_files(answer: Answer, show: int, picture: Path | None, html: Path | None, job: Path | None) -> None:
-    row, question = answer.priced[show - 1], answer.question
-    if job is not None:
-        from elastic_train.cli.plan_job import write_job
-
-        write_job(row.candidate, question.gpus, question.memory_limit, job)
-    if picture is not None:
-        from elastic_train.cli.plan_pictures import write_picture
-
-        write_picture(row, picture)
-    if html is not None:
-        from elastic_train.cli.plan_html import page
-
-        html.write_text(page(answer, show), encoding="utf-8")

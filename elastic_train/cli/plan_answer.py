@@ -10,8 +10,18 @@ from elastic_train.cli.guard import UserError
 if TYPE_CHECKING:
     from elastic_train.cli.plan_question import Question
     from elastic_train.cli.prices import Price
+    from elastic_train.planner.exchange import Exchange
     from elastic_train.planner.memory import RankMemory
     from elastic_train.planner.search import Candidate, Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Exchanges of one kind in a step, of the pipeline rank that sends most."""
+
+    exchange: Exchange
+    seconds: float
+    """of all of them, hidden or not"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,10 @@ class Priced:
     currency: str
     reasons: list[str]
     state: dict[str, float]
-    """bytes of model state by accounting: the textbook's, and this engine's fullest rank"""
+    """bytes of model state by accounting: ``textbook``, and ``engine``, of this engine's fullest rank"""
+    state_formula: str
+    """of the textbook"""
+    traffic: list[Sent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,8 @@ class Answer:
     priced: list[Priced]
     work: dict[str, float]
     calibration: list[str]
+    as_is: str | None
+    """what a job file does as it is, where ``train`` takes defaults for what the search chooses; None: no job file"""
 
 
 def answer_of(question: Question, top: int, price: Price | None, calibration: list[str]) -> Answer:
@@ -48,6 +63,11 @@ def answer_of(question: Question, top: int, price: Price | None, calibration: li
     from elastic_train.planner.search import rank_layouts
 
     job, limit = question.job, question.memory_limit
+    if job.parallel.offload:
+        raise UserError(
+            "parallel.offload=true: the model of time has no copies between CPU and accelerator, no update on the CPU; "
+            "plan with parallel.offload=false"
+        )
     try:
         question.accelerator.peak(job.training.precision)
     except ValueError as error:
@@ -61,7 +81,37 @@ def answer_of(question: Question, top: int, price: Price | None, calibration: li
         "causal": model_flops_per_token(job, "causal"),
     }
     return Answer(
-        question, ranking, [_priced(question, ranking, plan, price) for plan in ranking.best], work, calibration
+        question,
+        ranking,
+        [_priced(question, ranking, plan, price) for plan in ranking.best],
+        work,
+        calibration,
+        _as_is(question, ranking) if question.from_file else None,
+    )
+
+
+def _as_is(question: Question, ranking: Ranking) -> str:
+    """The layout that ``train`` would choose for the file, with the file's own options and defaults."""
+    from elastic_train.planner.layouts import NoLayout, choose_layout
+    from elastic_train.planner.memory import fullest_rank
+    from elastic_train.planner.search import Candidate
+    from elastic_train.planner.search_memory import gib
+    from elastic_train.planner.step_time import step_time
+
+    job, each = question.job, question.accelerator.per_node
+    nodes = [each] * (question.gpus // each) + ([question.gpus % each] if question.gpus % each else [])
+    try:
+        layout = choose_layout(job, nodes).layout
+    except NoLayout as error:
+        return f"as the file is: {error}"
+    plan = Candidate(job, layout, fullest_rank(job, layout), step_time(job, layout, question.accelerator))
+    options = ", ".join(f"{name}={str(value).lower()}" for name, value in plan.options.items())
+    slower = plan.time.total / ranking.best[0].time.total - 1
+    compared = f"{slower:.1%} slower than #1" if slower > 0 else "no slower than #1"
+    fits = "" if plan.fullest.total <= question.memory_limit else ", which does not fit"
+    return (
+        f"as the file is, train runs {layout} ({options}): {gib(plan.fullest.total)} of "
+        f"{gib(question.memory_limit)}{fits}; {plan.time.total:.4g} s a step, {compared}"
     )
 
 
@@ -75,19 +125,29 @@ def _priced(question: Question, ranking: Ranking, plan: Candidate, price: Price 
         memory,
         question.memory_limit,
         plan.time.days(question.tokens),
-        None if price is None else plan.time.cost(question.tokens, price.per_hour),
+        None if price is None else plan.time.cost(question.tokens, price.per_hour, question.gpus),
         "" if price is None else price.currency,
         reasons(plan, ranking, question.gpus, question.memory_limit),
-        _state(plan, memory),
+        *_state(plan, memory),
+        _traffic(question, plan),
     )
 
 
-def _state(plan: Candidate, memory: tuple[RankMemory, ...]) -> dict[str, float]:
-    """Weights, gradients and optimizer state, by both accountings."""
+def _traffic(question: Question, plan: Candidate) -> list[Sent]:
+    from elastic_train.planner.traffic import traffic_of
+    from elastic_train.planner.transfer import transfer_seconds
+
+    found = traffic_of(plan.job, plan.layout)
+    return [Sent(each, transfer_seconds(each, plan.layout, question.accelerator)) for each in found]
+
+
+def _state(plan: Candidate, memory: tuple[RankMemory, ...]) -> tuple[dict[str, float], str]:
+    """Weights, gradients and optimizer state, by both accountings, and the textbook's formula."""
     from elastic_train.planner.textbook import textbook_formula, textbook_state
 
     layout, strategy = plan.layout, plan.job.parallel.data
     each = plan.job.model.num_parameters / (layout.tp * layout.pp)
     divided = sum(textbook_state(each, strategy, layout.shards).values())
-    name = f"textbook ({textbook_formula(strategy)}, P = parameters / (tp x pp), N = {layout.shards})"
-    return {name: divided, "this engine, fullest rank": float(max(sum(rank.state.values()) for rank in memory))}
+    engine = float(max(sum(rank.state.values()) for rank in memory))
+    formula = f"{textbook_formula(strategy)}, P = parameters / (tp x pp), N = {layout.shards}"
+    return {"textbook": divided, "engine": engine}, formula

@@ -27,14 +27,34 @@ def calibrated(
 
     name, store = open_folder(run, storage, endpoint_url, region)
     steps, ledger = read_json_lines(store, "steps.jsonl"), read_json_lines(store, "ledger.jsonl")
+    job = _job_of(store)
+    if job.hosts.device != (mine := question.job.hosts.device):
+        raise UserError(f"--calibrate {run}: it ran on {job.hosts.device} and the question is about {mine}")
     try:
-        found = calibrate(_job_of(store), steps, ledger, question.accelerator)
+        found = calibrate(job, steps, ledger, question.accelerator)
     except NothingToLearn as error:
         raise UserError(f"--calibrate {run}: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"--calibrate {run}: steps.jsonl is not the log of a run: {error!r}") from None
+    _check_fit(run, question.accelerator, found)
     told = list(_lines(name, question.accelerator, found))
     return replace(question, accelerator=found.accelerator), told
+
+
+def _check_fit(run: str, chip: Accelerator, found: Calibration) -> None:
+    from elastic_train.planner.calibration import WORST
+
+    own = "describe the machine that it ran on in a YAML file and give that as --gpu"
+    if found.at_a_bound:
+        raise UserError(
+            f"--calibrate {run}: no speed of {chip.name} explains its steps (efficiency "
+            f"{found.accelerator.efficiency:.3g}, links x {found.link_factor:.3g}); {own}"
+        )
+    if found.worst > WORST:
+        raise UserError(
+            f"--calibrate {run}: with the speeds that fit best a step is still {found.worst:.0%} off, more than "
+            f"{WORST:.0%}; {own}"
+        )
 
 
 def _job_of(store: Store) -> Job:

@@ -34,7 +34,7 @@ def page(answer: Answer, shown: int) -> str:
 
 def _sections(answer: Answer, row: Priced, shown: int) -> Iterator[str]:
     from elastic_train.cli.plan_pictures import as_svg, memory_figure, pipeline_figure, time_figure
-    from elastic_train.cli.plan_tables import question_lines, rejected_lines, why_lines
+    from elastic_train.cli.plan_tables import question_lines, rejected_lines, state_lines, why_lines
 
     yield _paragraphs(question_lines(answer))
     yield "<h2>Layouts, fastest first</h2>"
@@ -46,7 +46,7 @@ def _sections(answer: Answer, row: Priced, shown: int) -> Iterator[str]:
     yield f"<h2>Memory of #{shown}, {escape(str(row.candidate.layout))}</h2>"
     yield as_svg(memory_figure(row))
     yield _memory(row)
-    yield _list(f"model state, {name}: {state / 2**30:,.2f} GiB" for name, state in row.state.items())
+    yield _list(state_lines(row))
     if row.candidate.layout.pp > 1:
         yield f"<h2>Pipeline of #{shown}</h2>"
         yield as_svg(pipeline_figure(row))

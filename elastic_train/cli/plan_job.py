@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from elastic_train.cli.guard import UserError
 
 if TYPE_CHECKING:
     from elastic_train.config.job import Job
@@ -14,15 +11,13 @@ if TYPE_CHECKING:
     from elastic_train.planner.search import Candidate
 
 
-def write_job(plan: Candidate, gpus: int, memory_limit: int, path: Path) -> None:
-    """Raises UserError when the file is there."""
+def job_text(plan: Candidate, gpus: int, memory_limit: int) -> str:
+    """YAML."""
     import yaml
 
-    if path.exists():
-        raise UserError(f"{path} exists; give another file")
     values = job_of(plan, gpus, memory_limit).model_dump(mode="json", exclude_unset=True)
     head = f"# Planned for {plan.layout} on {gpus} hosts: {plan.time.total:.4g} s a step is the estimate.\n"
-    path.write_text(head + yaml.safe_dump(values, sort_keys=False, width=120), encoding="utf-8")
+    return head + yaml.safe_dump(values, sort_keys=False, width=120)
 
 
 def job_of(plan: Candidate, gpus: int, memory_limit: int) -> Job:

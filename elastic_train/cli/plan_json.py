@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_train.cli.plan_answer import Answer, Priced
+    from elastic_train.cli.plan_answer import Answer, Priced, Sent
 
 
 def document(answer: Answer) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "flops_per_token": answer.work,
         "assumed": question.assumed,
         "calibration": answer.calibration,
+        "as_the_file_is": answer.as_is,
         "layouts": [_layout(number, row) for number, row in enumerate(answer.priced, start=1)],
         "rejected": [
             {"limit": entry.limit, "count": entry.count, "example": entry.example}
@@ -50,6 +51,8 @@ def _layout(number: int, row: Priced) -> dict[str, Any]:
             for index, rank in enumerate(row.memory)
         ],
         "model_state_bytes": row.state,
+        "model_state_formula": row.state_formula,
+        "traffic": [_sent(each) for each in row.traffic],
         "step_seconds": plan.time.total,
         "terms_seconds": plan.time.terms,
         "tokens_per_second": plan.time.tokens_per_second,
@@ -63,4 +66,20 @@ def _layout(number: int, row: Priced) -> dict[str, Any]:
         "cost": row.cost,
         "currency": row.currency,
         "reasons": row.reasons,
+    }
+
+
+def _sent(each: Sent) -> dict[str, Any]:
+    """Of the pipeline rank that sends most, in one step."""
+    exchange = each.exchange
+    return {
+        "axis": exchange.axis,
+        "what": exchange.what,
+        "collective": exchange.collective,
+        "count": exchange.count,
+        "dtype": exchange.dtype,
+        "payload_bytes": exchange.payload_bytes,
+        "sent_bytes": exchange.sent_bytes,
+        "seconds": each.seconds,
+        "overlaps": exchange.overlaps,
     }

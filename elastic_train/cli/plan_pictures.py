@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_train.cli.guard import UserError
@@ -23,16 +22,16 @@ COLOURS = (
 )  # fmt: skip
 
 
-def write_picture(row: Priced, path: Path) -> None:
-    """The pipeline of a layout as SVG or PNG. Raises UserError for another suffix or a layout without pipeline."""
-    if path.suffix.lower() not in (".svg", ".png"):
-        raise UserError(f"--pipeline-picture {path}: must end in .svg or .png")
+def picture(row: Priced, kind: str) -> bytes:
+    """The pipeline of a layout as ``svg`` or ``png``. Raises UserError for a layout without pipeline."""
     if row.candidate.layout.pp == 1:
         raise UserError(
             f"--pipeline-picture: {row.candidate.layout} has no pipeline; ask with parallel.pp=4, for example, or "
             "--show another one"
         )
-    pipeline_figure(row).savefig(path, format=path.suffix.lower()[1:], dpi=130)
+    out = io.BytesIO()
+    pipeline_figure(row).savefig(out, format=kind, dpi=130)
+    return out.getvalue()
 
 
 def as_svg(figure: Figure) -> str:

@@ -47,6 +47,7 @@ class Question:
     memory_limit: int
     tokens: float
     assumed: list[str]
+    from_file: bool
 
     @property
     def tokens_per_step(self) -> int:
@@ -61,17 +62,24 @@ def question_of(asked: Asked) -> Question:
     _check_size(asked.gpu_memory)
     assumed: list[str] = []
     if path is None:
-        job, gpus = _from_model(asked, overrides, assumed), asked.gpus or 0
+        job = _from_model(asked, overrides, assumed)
     else:
         job = _from_file(path, asked, overrides)
-        gpus = job.hosts.max if asked.gpus is None else asked.gpus
-    kind = asked.gpu or ("cpu" if path is not None and job.hosts.device == "cpu" else DEFAULT_GPU)
-    if asked.gpu is None:
+    gpus = job.hosts.max if asked.gpus is None else asked.gpus
+    kind = asked.gpu
+    if kind is None:
+        kind = "cpu" if path is not None and job.hosts.device == "cpu" else DEFAULT_GPU
         assumed.append(f"--gpu {kind}" + (" (hosts.device=cpu)" if kind == "cpu" else ""))
     chosen = accelerator(kind)
     steps = DEFAULT_STEPS if path is None and asked.tokens is None else job.training.steps
-    tokens = asked.tokens or float(steps * job.training.global_batch * job.data.sequence_length)
-    return Question(job, gpus, chosen, job.hosts.memory_bytes or chosen.memory_bytes, tokens, assumed)
+    tokens, limit = asked.tokens, job.hosts.memory_bytes
+    if tokens is None:
+        tokens = float(steps * job.training.global_batch * job.data.sequence_length)
+        if path is None:
+            assumed.append(f"--tokens {tokens:.4g} ({steps:,} steps)")
+    return Question(
+        job, gpus, chosen, chosen.memory_bytes if limit is None else limit, tokens, assumed, path is not None
+    )
 
 
 def _split(asked: Asked) -> tuple[str | None, list[str]]:
@@ -88,6 +96,9 @@ def _split(asked: Asked) -> tuple[str | None, list[str]]:
             "nothing to plan: give a job file, --model with --gpus, or --params with --ranks; "
             "e.g. elastic-train plan --model llama3-70b --gpus 64"
         )
+    for option, value in (("--seq", asked.seq), ("--global-batch", asked.global_batch)):
+        if value is not None and value < 1:
+            raise UserError(f"{option} {value}: must be at least 1")
     if asked.gpus is not None and asked.gpus < 1:
         raise UserError(f"--gpus {asked.gpus}: must be at least 1{_least(asked, path, words)}")
     return path, words
@@ -97,8 +108,8 @@ def _check_size(text: str | None) -> None:
     from elastic_train.config.sizes import parse_size
 
     try:
-        if text is not None:
-            parse_size(text)
+        if text is not None and parse_size(text) == 0:
+            raise ValueError("must be more than 0")
     except ValueError as error:
         raise UserError(f"--gpu-memory {text}: {error}") from None
 
@@ -135,15 +146,17 @@ def _from_model(asked: Asked, overrides: list[str], assumed: list[str]) -> Job:
 
     if asked.gpus is None:
         raise UserError("--gpus: how many accelerators there are must be given, e.g. --gpus 64")
-    name, model, longest = _model(str(asked.model))
-    sequence = asked.seq or min(DEFAULT_SEQUENCE, longest)
-    batch = asked.global_batch or max(1, DEFAULT_TOKENS_PER_STEP // sequence)
+    name, model, longest, window = _model(str(asked.model))
+    sequence = min(DEFAULT_SEQUENCE, longest) if asked.seq is None else asked.seq
+    batch = max(1, DEFAULT_TOKENS_PER_STEP // sequence) if asked.global_batch is None else asked.global_batch
     if asked.seq is None:
         assumed.append(f"--seq {sequence}")
     if asked.global_batch is None:
         assumed.append(f"--global-batch {batch} (about 4 million tokens a step)")
+    if window is not None and window < sequence:
+        assumed.append(f"attention without the sliding_window={window:,} of {asked.model}: here it has none")
     steps = DEFAULT_STEPS if asked.tokens is None else max(1, round(asked.tokens / (batch * sequence)))
-    device = _device(asked.gpu or DEFAULT_GPU)
+    device = _device(DEFAULT_GPU if asked.gpu is None else asked.gpu)
     hosts: dict[str, Any] = {"min": asked.gpus, "max": asked.gpus, "device": device}
     if asked.gpu_memory is not None:
         hosts["memory"] = asked.gpu_memory
@@ -165,12 +178,12 @@ def _device(gpu: str) -> str:
     return "cpu" if gpu.lower() == "cpu" else "cuda"
 
 
-def _model(name: str) -> tuple[str, dict[str, Any], int]:
-    """(name of the job, its model section, longest sequence) of a preset or a ``config.json``."""
+def _model(name: str) -> tuple[str, dict[str, Any], int, int | None]:
+    """(name of the job, its model section, longest sequence, sliding window) of a preset or a ``config.json``."""
     from elastic_train.config.presets import PRESETS
 
     if name in PRESETS:
-        return name, {"preset": name}, int(PRESETS[name].get("max_position_embeddings", 8192))
+        return name, {"preset": name}, int(PRESETS[name].get("max_position_embeddings", 8192)), None
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
@@ -179,22 +192,24 @@ def _model(name: str) -> tuple[str, dict[str, Any], int]:
         raise UserError(
             f"--model {name}: must be one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json{hint}"
         )
-    model = _read_hf(path)
+    model, window = _read_hf(path)
     called = path.parent.name if path.name == "config.json" else path.stem
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", called).strip("-._") or "model", model, model["max_position_embeddings"]
+    called = re.sub(r"[^A-Za-z0-9._-]+", "-", called).strip("-._") or "model"
+    return called, model, model["max_position_embeddings"], window
 
 
-def _read_hf(path: Path) -> dict[str, Any]:
+def _read_hf(path: Path) -> tuple[dict[str, Any], int | None]:
+    """The model section and its sliding window."""
     from elastic_train.config.errors import ConfigError
-    from elastic_train.config.hf import model_from_hf
+    from elastic_train.config.hf import model_from_hf, sliding_window
 
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"--model {path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"--model {path}: must hold a JSON object, the config.json of a Hugging Face model")
     try:
-        return model_from_hf(config).model_dump(mode="json", exclude_none=True)
+        return model_from_hf(config).model_dump(mode="json", exclude_none=True), sliding_window(config)
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in error.problems]) from None

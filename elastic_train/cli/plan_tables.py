@@ -7,27 +7,38 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from elastic_train.cli.tables import Column, count, print_table
+from elastic_train.cli.tables import Column, count, is_narrow, print_table, size
 
 if TYPE_CHECKING:
     from elastic_train.cli.plan_answer import Answer, Priced
     from elastic_train.planner.memory import RankMemory
 
+WIDE = 130
+"""Characters that all columns need."""
+DETAILS = ("options", "of limit", "bubble", "exposed")
+"""Columns that are written below the table where it is narrower."""
 COLUMNS_OF_RANKS = 6
 """Pipeline ranks side by side; of more the first ones, the fullest and the last one."""
 
 
-def print_answer(answer: Answer, *, per_stage: int | None) -> None:
-    """``per_stage``: the number of the layout whose memory is itemised."""
+def print_answer(answer: Answer, *, per_stage: int | None, traffic: int | None) -> None:
+    """``per_stage``: the number of the layout whose memory is itemised; ``traffic``: of which exchanges are listed."""
     for line in question_lines(answer):
         typer.echo(line)
     typer.echo()
-    print_table(layout_columns(answer.priced), layout_rows(answer.priced))
-    for line in (*why_lines(answer), *rejected_lines(answer)):
+    narrow = is_narrow(WIDE)
+    shown = [i for i, column in enumerate(layout_columns(answer.priced)) if not (narrow and column.name in DETAILS)]
+    columns, rows = layout_columns(answer.priced), layout_rows(answer.priced)
+    print_table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    details = detail_lines(answer.priced) if narrow else ()
+    for line in (*details, *why_lines(answer), *rejected_lines(answer)):
         typer.echo(line)
     if per_stage is not None:
         typer.echo()
         _print_memory(answer.priced[per_stage - 1])
+    if traffic is not None:
+        typer.echo()
+        _print_traffic(answer.priced[traffic - 1])
 
 
 def question_lines(answer: Answer) -> Iterator[str]:
@@ -47,6 +58,11 @@ def question_lines(answer: Answer) -> Iterator[str]:
         f"{chip.peak(job.training.precision) / 1e12:,.4g} TFLOP/s in {job.training.precision}, "
         f"{chip.per_node} a node; efficiency {chip.efficiency:.3g}"
     )
+    band = "" if answer.calibration else "; without --calibrate expect them to be off by up to 25 %"
+    yield (
+        f"days and cost: {question.tokens:,.0f} tokens = {question.tokens / question.tokens_per_step:,.0f} steps, "
+        f"on {question.gpus:,} accelerators that are paid for, idle or not{band}"
+    )
     if question.assumed:
         yield f"assumed: {'; '.join(question.assumed)}"
     yield from answer.calibration
@@ -63,7 +79,7 @@ def layout_columns(rows: Sequence[Priced]) -> list[Column]:
         Column("of limit", lambda share: f"{share:.0%}"),
         Column("s/step", lambda seconds: f"{seconds:,.4g}"),
         Column("tokens/s", lambda rate: f"{rate:,.0f}"),
-        Column("MFU", lambda share: f"{share:.1%}"),
+        Column("MFU causal", lambda share: f"{share:.1%}"),
         Column("bubble", lambda share: f"{share:.1%}"),
         Column("exposed", lambda share: f"{share:.1%}"),
         Column("days", lambda days: f"{days:,.4g}"),
@@ -71,6 +87,15 @@ def layout_columns(rows: Sequence[Priced]) -> list[Column]:
     if rows[0].cost is not None:
         columns.append(Column("cost", lambda cost: f"{cost:,.0f} {rows[0].currency}".strip()))
     return columns
+
+
+def detail_lines(rows: Sequence[Priced]) -> Iterator[str]:
+    """What ``DETAILS`` would say."""
+    columns = layout_columns(rows)
+    for number, cells in enumerate(layout_rows(rows), start=1):
+        found = {column.name: column.human(cell) for column, cell in zip(columns, cells, strict=True)}
+        rest = "; ".join(f"{found[name]} {name}" for name in DETAILS[1:])
+        yield f"#{number} {found['layout']}: {found['options']}; {rest}"
 
 
 def layout_rows(rows: Sequence[Priced]) -> list[tuple[object, ...]]:
@@ -89,7 +114,7 @@ def _cells(number: int, row: Priced) -> tuple[object, ...]:
         plan.fullest.total / row.memory_limit,
         plan.time.total,
         plan.time.tokens_per_second,
-        plan.time.mfu,
+        plan.time.use.mfu_causal,
         plan.time.bubble,
         plan.time.exposed / plan.time.total,
         row.days,
@@ -110,6 +135,8 @@ def options_text(options: dict[str, str | int | bool]) -> str:
 
 
 def why_lines(answer: Answer) -> Iterator[str]:
+    if answer.as_is is not None:
+        yield answer.as_is
     for number, row in enumerate(answer.priced, start=1):
         if row.reasons:
             yield f"#{number} {row.candidate.layout}: {'; '.join(row.reasons)}"
@@ -141,8 +168,37 @@ def _print_memory(row: Priced) -> None:
     print_table(
         [Column("GiB", left=True), *(Column(head, lambda size: f"{size / 2**30:,.3f}") for head in heads)], table
     )
-    for name, state in row.state.items():
-        typer.echo(f"model state, {name}: {state / 2**30:,.2f} GiB")
+    for line in state_lines(row):
+        typer.echo(line)
+
+
+def state_lines(row: Priced) -> Iterator[str]:
+    """Model state by both accountings."""
+    yield f"model state, textbook ({row.state_formula}): {row.state['textbook'] / 2**30:,.2f} GiB"
+    yield f"model state, this engine, fullest rank: {row.state['engine'] / 2**30:,.2f} GiB"
+
+
+def _print_traffic(row: Priced) -> None:
+    """What the pipeline rank that sends most sends in a step, the slowest first."""
+    typer.echo(f"exchanges of {row.candidate.layout} in a step, of the pipeline rank that sends most")
+    columns = [
+        Column("axis", left=True),
+        Column("what", left=True),
+        Column("collective", left=True),
+        Column("times", count),
+        Column("sent", size),
+        Column("seconds", lambda seconds: f"{seconds:,.3g}"),
+        Column("beside", left=True),
+    ]
+    rows = sorted(row.traffic, key=lambda each: -each.seconds)
+    print_table(
+        columns,
+        [
+            (x.exchange.axis, x.exchange.what, x.exchange.collective, x.exchange.count, int(x.exchange.sent_bytes),
+             x.seconds, x.exchange.overlaps)
+            for x in rows
+        ],
+    )  # fmt: skip
 
 
 def _some(ranks: Sequence[RankMemory]) -> list[int]:

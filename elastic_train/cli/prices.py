@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def price_of(text: str, accelerator: str) -> Price:
         value = float(text)
     except ValueError:
         return _from_file(text, accelerator)
-    if not 0 <= value < float("inf"):
+    if not 0 <= value < math.inf:
         raise UserError(f"--price {text}: must be 0 or more, per accelerator and hour")
     return Price(value)
 
@@ -42,7 +43,7 @@ def _from_file(path: str, accelerator: str) -> Price:
     if not isinstance(prices, dict):
         raise UserError(f"--price {path}: must hold {{currency: EUR, per_hour: {{{accelerator}: 2.5}}}}")
     value = prices.get(accelerator)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise UserError(
             f"--price {path}: per_hour.{accelerator}={value} must be a number of 0 or more; "
             f"there are prices of {', '.join(map(str, prices)) or 'nothing'}"

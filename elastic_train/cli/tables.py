@@ -34,11 +34,21 @@ def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Non
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.name, justify="left" if column.left else "right", overflow="fold")
+        table.add_column(
+            column.name, justify="left" if column.left else "right", overflow="fold", no_wrap=not column.left
+        )
     for row in rows:
         cells = ("" if v is None else column.human(v) for column, v in zip(columns, row, strict=True))
         table.add_row(*(Text(cell) for cell in cells))
     console.print(table)
+
+
+def is_narrow(width: int) -> bool:
+    """Whether a table for people has fewer than ``width`` characters."""
+    from rich.console import Console
+
+    console = Console()
+    return console.is_terminal and console.width < width
 
 
 def count(value: int) -> str:

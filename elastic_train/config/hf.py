@@ -172,6 +172,10 @@ def _family(config: Mapping[str, Any]) -> tuple[_Family, list[str]]:
     kind, named = config.get("model_type"), config.get("architectures") or []
     known = {family.architecture: name for name, family in _FAMILIES.items()}
     accepted = ", ".join(known)
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        return _FAMILIES["llama"], [f"architectures={named!r}: must be one of {accepted}"]
+    if not isinstance(kind, str | None):
+        return _FAMILIES["llama"], [f"model_type={kind!r}: must be a name such as llama"]
     if not named and kind in _FAMILIES:
         return _FAMILIES[kind], []
     if len(named) != 1 or named[0] not in known:
@@ -183,8 +187,19 @@ def _family(config: Mapping[str, Any]) -> tuple[_Family, list[str]]:
 
 def _rope(config: Mapping[str, Any], family: _Family, problems: list[str]) -> dict[str, Any]:
     """``rope_theta`` and ``rope_scaling``, written in the old way (two fields) or the new one (``rope_parameters``)."""
-    rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
-    thetas = [float(place["rope_theta"]) for place in (rope, config) if place.get("rope_theta") is not None]
+    rope: dict[str, Any] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(written := config.get(name) or {}, Mapping):
+            rope |= written
+        else:
+            problems.append(f"{name}={written!r}: must be an object")
+    thetas = []
+    for place in (rope, config):
+        theta = place.get("rope_theta")
+        if isinstance(theta, int | float) and not isinstance(theta, bool):
+            thetas.append(float(theta))
+        elif theta is not None:
+            problems.append(f"rope_theta={theta!r}: must be a number")
     if len(set(thetas)) > 1:
         problems.append(f"rope_theta={thetas[1]}: rope_parameters has {thetas[0]}")
     nested = [key for key, value in rope.items() if isinstance(value, Mapping)]
@@ -193,20 +208,20 @@ def _rope(config: Mapping[str, Any], family: _Family, problems: list[str]) -> di
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1):
         problems.append(f"partial_rotary_factor={partial}: only 1 is available")
-    theta = {"rope_theta": thetas[0] if thetas else 10_000.0}
+    plain = {"rope_theta": thetas[0] if thetas else 10_000.0}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default" or nested:
-        return theta
+        return plain
     if kind != "llama3":
         problems.append(f"rope scaling {kind}: only llama3 and no scaling (default) are available")
-        return theta
+        return plain
     positions = config.get("max_position_embeddings", family.max_position_embeddings)
     rope.setdefault("original_max_position_embeddings", positions)
     missing = [name for name in _SCALING if rope.get(name) is None]
     if missing:
         problems.append(f"rope scaling llama3: lacks {', '.join(missing)}")
-        return theta
-    return {**theta, "rope_scaling": {name: rope[name] for name in _SCALING}}
+        return plain
+    return {**plain, "rope_scaling": {name: rope[name] for name in _SCALING}}
 
 
 def _sentence(details: Any) -> str:

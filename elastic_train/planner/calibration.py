@@ -24,6 +24,8 @@ WARM_UP = 3
 """First steps of a generation are left out: they allocate, compile and connect."""
 FEWEST = 3
 """Steps that a layout must have, after those, to be believed."""
+WORST = 0.1
+"""Relative difference of a prediction from which on a calibration is not to be used."""
 _EFFICIENCIES, _LINKS = (1e-4, 1.0), (1e-3, 1e3)
 _GRID, _ROUNDS = 9, 8
 
@@ -55,6 +57,12 @@ class Calibration:
     def worst(self) -> float:
         """Largest relative difference of a prediction."""
         return max(abs(predicted / measured.seconds - 1) for measured, predicted in self.fits)
+
+    @property
+    def at_a_bound(self) -> bool:
+        """Whether the best fit would have gone further than what can be."""
+        values = ((self.accelerator.efficiency, _EFFICIENCIES), (self.link_factor, _LINKS))
+        return any(not low * 1.001 < value < high / 1.001 for value, (low, high) in values)
 
 
 def measured_steps(steps: Iterable[Mapping[str, Any]]) -> list[Measured]:

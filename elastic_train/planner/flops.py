@@ -21,6 +21,11 @@ DAY = 86_400.0
 """seconds"""
 
 
+def computed_attention(job: Job) -> Attention:
+    """What kernels compute: with a mask of documents all scores, as torch skips none but with ``is_causal``."""
+    return "full" if job.data.separates_documents else "causal"
+
+
 def six_pd(parameters: float, tokens: float) -> float:
     """``C = 6 P D`` operations (arXiv:2001.08361, section 2.1): two forward and four backward per weight and token.
 
@@ -116,13 +121,13 @@ class Utilisation:
 def utilisation(job: Job, layout: Layout, *, seconds: float, peak: float) -> Utilisation:
     """Of a step that takes ``seconds``. ``peak``: FLOP/s of one accelerator.
 
-    ``mfu`` counts attention in full, as published figures do (arXiv:2204.02311); ``mfu_causal`` and ``hfu`` only what
-    a causal kernel computes.
+    ``mfu`` counts attention in full, as published figures do (arXiv:2204.02311); ``mfu_causal`` what is
+    needed, ``hfu`` what kernels compute.
     """
     most = seconds * peak * layout.world_size
     useful, computed = tokens_per_step(job), computed_tokens(job, layout)
     return Utilisation(
         model_flops_per_token(job, "full") * useful / most,
         model_flops_per_token(job, "causal") * useful / most,
-        hardware_flops_per_token(job, "causal") * computed / most,
+        hardware_flops_per_token(job, computed_attention(job)) * computed / most,
     )

@@ -26,9 +26,9 @@ class Accelerator:
 
     name: str
     memory_bytes: int
-    """as the device reports it, before anything is allocated"""
+    """what torch can allocate of it, before anything is allocated"""
     peak_flops: dict[str, float]
-    """precision -> dense FLOP/s of matrix products; fp32 is TF32 where there is such a thing"""
+    """precision -> dense FLOP/s of matrix products; fp32 without TF32, which the engine leaves off"""
     memory_bytes_per_second: float
     link_bytes_per_second: float
     """to the other accelerators of the node"""
@@ -42,12 +42,16 @@ class Accelerator:
     """accelerators of one node"""
     efficiency: float
     """share of the peak that the operations of a training step reach while nothing waits: calibration replaces it"""
+    fp8_share: float = 0.7
+    """share of ``efficiency`` that products in fp8 reach: inputs are scaled and cast around them"""
     transfer_efficiency: float = 0.8
     """share of its memory, link and network bandwidth that is reached: calibration replaces it"""
     block_seconds: float = 0.0
     """what a block costs in one direction beside its operations, whatever its size: launches, Python"""
     computing_at_once: int | None = None
     """how many of a node compute at full speed at the same time; None: all (CPU ranks share cores)"""
+    mesh: bool = False
+    """whether each has a link to each other of the node, of which a group can only use those among its ranks"""
     overlaps: bool = True
     """whether collectives run beside compute"""
     sources: dict[str, str] | None = None
@@ -60,6 +64,12 @@ class Accelerator:
             raise ValueError(f"{self.name} has no {precision} units; it computes in {have}")
         return self.peak_flops[precision]
 
+    def link_between(self, ranks: int) -> float:
+        """Bytes per second that one of ``ranks`` of a node sends to the others."""
+        if not self.mesh or self.per_node == 1:
+            return self.link_bytes_per_second
+        return self.link_bytes_per_second * max(1, ranks - 1) / (self.per_node - 1)
+
     def sharing(self, ranks: int) -> float:
         """How many ranks share one computing unit when ``ranks`` of them run: 1 where each has its own."""
         here = min(ranks, self.per_node)
@@ -71,7 +81,7 @@ _H100 = "NVIDIA H100 data sheet (resources.nvidia.com/en-us-tensor-core/nvidia-t
 _H200 = "NVIDIA H200 data sheet (nvidia.com/en-us/data-center/h200): H100's units and links, 4.8 TB/s of HBM3e"
 _B200 = "NVIDIA HGX B200 (nvidia.com/en-us/data-center/hgx), dense; DGX B200: 64 TB/s of HBM3e and 14.4 TB/s of NVLink"
 _MI300X = "AMD Instinct MI300X data sheet (amd.com/en/products/accelerators/instinct/mi300/mi300x.html)"
-_SMI = "memory.total of nvidia-smi"
+_TORCH = "total capacity in torch's out-of-memory messages; nvidia-smi says 0.5 to 1 GiB more"
 _HOPS = "NCCL's tuning model (src/graph/tuning.cc): a few microseconds per hop; taken as 2 on NVLink and 5 on a network"
 _NCCL = "nccl-tests: bus bandwidth of about 360 of an H100's 450 GB/s, and 40 of 50 GB/s between nodes"
 _HOP_FIELDS = ("link_latency_seconds", "network_latency_seconds")
@@ -79,10 +89,11 @@ _THIS_CPU = (
     "measured in CPU seconds on one thread of a 2-core Xeon (Sapphire Rapids): products of 1,024 x 1,024, "
     "fused AdamW, gloo collectives of 16 MiB over loopback; and what steps of benchmarks/strategies.py take beyond that"
 )
-_MFU = "set so that the published MFU of tests/planner/test_published_runs.py comes out"
+_TITAN = "set by torchtitan's published tokens/s, "
+"""``benchmarks/llama3_h100_202412_torchtitan.md`` and others: PyTorch FSDP2 as here; see test_published_runs.py"""
 
 
-def _sources(data_sheet: str, memory: str, network: str) -> dict[str, str]:
+def _sources(data_sheet: str, memory: str, network: str, efficiency: str = "") -> dict[str, str]:
     return {
         "peak_flops": data_sheet,
         "memory_bytes": memory,
@@ -91,14 +102,15 @@ def _sources(data_sheet: str, memory: str, network: str) -> dict[str, str]:
         "network_bytes_per_second": network,
         "link_latency_seconds": _HOPS,
         "network_latency_seconds": _HOPS,
-        "efficiency": _MFU,
+        "efficiency": f"{_TITAN}{efficiency}",
+        "fp8_share": f"{_TITAN}8B with and without Float8 on H100",
         "transfer_efficiency": _NCCL,
     }
 
 
 def _gpu(
     name: str,
-    mebibytes: int,
+    gibibytes: float,
     peaks: dict[str, float],
     *,
     memory: float,
@@ -106,11 +118,12 @@ def _gpu(
     network: float,
     efficiency: float,
     sources: dict[str, str],
+    mesh: bool = False,
 ) -> Accelerator:
     """``memory``, ``link`` and ``network`` in bytes per second; eight of them in a node."""
     return Accelerator(
         name=name,
-        memory_bytes=mebibytes * 2**20,
+        memory_bytes=int(gibibytes * 2**30),
         peak_flops=peaks,
         memory_bytes_per_second=memory,
         link_bytes_per_second=link,
@@ -119,24 +132,28 @@ def _gpu(
         network_latency_seconds=5e-6,
         per_node=8,
         efficiency=efficiency,
+        mesh=mesh,
         sources=sources,
     )
 
 
-_A100_PEAKS = {"fp32": 156e12, "bf16": 312e12}
-_HOPPER_PEAKS = {"fp32": 494.7e12, "bf16": 989.4e12, "fp8": 1978.9e12}
-_B200_PEAKS = {"fp32": 1100e12, "bf16": 2250e12, "fp8": 4500e12}
-_MI300X_PEAKS = {"fp32": 653.7e12, "bf16": 1307.4e12, "fp8": 2614.9e12}
-_A100_NODE = _sources(_A100, _SMI, "DGX A100: eight 200 Gb/s cards for compute")
+_A100_PEAKS = {"fp32": 19.5e12, "bf16": 312e12}
+_HOPPER_PEAKS = {"fp32": 67e12, "bf16": 989.4e12, "fp8": 1978.9e12}
+_B200_PEAKS = {"fp32": 75e12, "bf16": 2250e12, "fp8": 4500e12}
+_MI300X_PEAKS = {"fp32": 163.4e12, "bf16": 1307.4e12, "fp8": 2614.9e12}
+_A100_NODE = _sources(_A100, _TORCH, "DGX A100: eight 200 Gb/s cards for compute", "8B and 70B on 64 A100")
 _H100_NODE = _sources(
-    _H100, _SMI, "DGX H100: eight 400 Gb/s cards for compute; arXiv:2407.21783 sec. 3.3.1 has as many"
+    _H100,
+    _TORCH,
+    "DGX H100: eight 400 Gb/s cards for compute; arXiv:2407.21783 sec. 3.3.1 has as many",
+    "8B to 405B, compiled, on H100 of 500 W: at 700 W expect more",
 )
-_H200_NODE = _sources(_H200, _SMI, "DGX H200: eight 400 Gb/s cards for compute") | {"efficiency": "that of h100-80gb"}
-_B200_NODE = _sources(_B200, _SMI, "DGX B200 user guide: eight 400 Gb/s ConnectX-7 cards for compute") | {
-    "efficiency": "assumed, a little below h100-80gb; no published run was compared"
+_H200_NODE = _sources(_H200, _TORCH, "DGX H200: eight 400 Gb/s cards for compute", "8B in fp8 on 32 and 64 H200")
+_B200_NODE = _sources(_B200, _TORCH, "DGX B200 user guide: eight 400 Gb/s ConnectX-7 cards for compute") | {
+    "efficiency": "assumed, that of h100-80gb; no published run was compared"
 }
 _MI300X_NODE = _sources(_MI300X, "vram total of amd-smi", "usual servers have eight 400 Gb/s cards") | {
-    "link_bytes_per_second": "seven Infinity Fabric links of 64 GB/s each way, used together",
+    "link_bytes_per_second": "seven Infinity Fabric links of 64 GB/s each way, one to each of the others",
     "efficiency": "assumed; no published run was compared",
 }
 _CPU = Accelerator(
@@ -156,29 +173,37 @@ _CPU = Accelerator(
     overlaps=False,
     sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU)
     | dict.fromkeys(_HOP_FIELDS, _THIS_CPU)
-    | {"efficiency": _THIS_CPU, "transfer_efficiency": _THIS_CPU},
+    | {"efficiency": _THIS_CPU, "fp8_share": "no fp8 units", "transfer_efficiency": _THIS_CPU},
 )
 _TABLE = (
     _gpu(
-        "a100-40gb", 40_960, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
+        "a100-40gb", 39.50, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.57, sources=_A100_NODE
     ),
     _gpu(
-        "a100-80gb", 81_920, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.65, sources=_A100_NODE
+        "a100-80gb", 79.15, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.57, sources=_A100_NODE
     ),
     _gpu(
         "h100-80gb",
-        81_559,
+        79.11,
         _HOPPER_PEAKS,
         memory=3.35e12,
         link=450e9,
         network=50e9,
-        efficiency=0.55,
+        efficiency=0.38,
         sources=_H100_NODE,
     ),
-    _gpu("h200", 143_771, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.55, sources=_H200_NODE),
-    _gpu("b200", 183_359, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.5, sources=_B200_NODE),
+    _gpu("h200", 139.80, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.48, sources=_H200_NODE),
+    _gpu("b200", 178.35, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.38, sources=_B200_NODE),
     _gpu(
-        "mi300x", 196_592, _MI300X_PEAKS, memory=5.3e12, link=448e9, network=50e9, efficiency=0.4, sources=_MI300X_NODE
+        "mi300x",
+        191.98,
+        _MI300X_PEAKS,
+        memory=5.3e12,
+        link=448e9,
+        network=50e9,
+        efficiency=0.3,
+        mesh=True,
+        sources=_MI300X_NODE,
     ),
     _CPU,
 )
@@ -218,9 +243,11 @@ class _File(BaseModel):
     network_latency_seconds: Annotated[float, Field(ge=0)] = 5e-6
     per_node: Annotated[int, Field(ge=1)]
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
+    fp8_share: Annotated[float, Field(gt=0, le=1)] = 0.7
     transfer_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
     block_seconds: Annotated[float, Field(ge=0)] = 0.0
     computing_at_once: Annotated[int, Field(ge=1)] | None = None
+    mesh: bool = False
     overlaps: bool = True
     sources: dict[str, str] | None = None
 

@@ -25,7 +25,7 @@ def why_impossible(job: Job, gpus: int, accelerator: Accelerator, memory_limit: 
     data_ranks = sizes.get("dp_replicate", 1) * sizes.get("dp_shard", 1)
     problem = violated(*space.easiest(Mesh(sizes.get("tp", 1), sizes.get("pp", 1), sizes.get("cp", 1), data_ranks)))
     if problem is not None:
-        return problem[1] + _listed("; nearest: ", _nearest(space, problem[0]))
+        return problem[1] + _listed("; nearest: ", _nearest(space, problem[0], sizes))
     if sizes.get("tp", 1) > accelerator.per_node:
         return (
             f"parallel.tp={sizes['tp']} is more than the {accelerator.per_node} {accelerator.name} of a node, inside "
@@ -89,11 +89,39 @@ def _first_that_fits(space: Space, gpus: int, memory_limit: int) -> Held | None:
     return None
 
 
-def _nearest(space: Space, limit: str) -> Iterator[str]:
-    """Changes of one thing that would make the given sizes valid; ``limit``: what they violate."""
+def _nearest(space: Space, limit: str, sizes: dict[str, int]) -> Iterator[str]:
+    """Changes of one thing that would make the given ``sizes`` valid, or of all axes; ``limit``: what they violate."""
+    found = [*_nearest_one(space, limit, sizes), *_nearest_batch(space, sizes)]
+    yield from found or filter(None, [" with ".join(_nearest_together(space, sizes))])
+
+
+def _nearest_batch(space: Space, sizes: dict[str, int]) -> Iterator[str]:
+    """Where there are more data ranks than slots: fewer of them, or more sequences."""
+    micro_batch = space.micro_batches()[0]
+    slots = space.job.training.global_batch // micro_batch
+    replicas, shards = sizes.get("dp_replicate", 1), sizes.get("dp_shard", 1)
+    if replicas * shards <= slots:
+        return
+    axis, other = ("dp_shard", replicas) if shards > 1 else ("dp_replicate", shards)
+    if other <= slots:
+        yield f"parallel.{axis}={slots // other}"
+    yield f"training.global_batch={replicas * shards * micro_batch}"
+
+
+def _nearest_together(space: Space, sizes: dict[str, int]) -> Iterator[str]:
+    """The largest sizes that are valid together, axis by axis."""
+    taken = {"tp": 1, "cp": 1, "pp": 1}
+    for axis in taken:
+        if axis in sizes:
+            fitting = (size for size in range(sizes[axis], 0, -1) if _valid(space, **(taken | {axis: size})))
+            taken[axis] = next(fitting, 1)
+            yield f"parallel.{axis}={taken[axis]}"
+
+
+def _nearest_one(space: Space, limit: str, sizes: dict[str, int]) -> Iterator[str]:
     job = space.job
     for axis in ("tp", "cp", "pp"):
-        given = 1 if axis in space.free else int(getattr(job.parallel, axis))
+        given = sizes.get(axis, 1)
         if given > 1 and (found := _nearest_to(given, lambda size, axis=axis: _valid(space, **{axis: size}))):  # type: ignore[misc]
             yield f"parallel.{axis}={found}"
     if limit == "sequence_length":

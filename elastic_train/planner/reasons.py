@@ -10,6 +10,8 @@ from elastic_train.planner.search import Candidate, Ranking
 from elastic_train.planner.search_memory import gib
 from elastic_train.planner.search_space import violated
 
+TIGHT = 0.95
+"""Above this share of the limit fragmentation or a larger workspace may be too much."""
 _WORTH_TELLING = 0.005
 """Smaller shares of a step are left out."""
 
@@ -20,13 +22,15 @@ def reasons(plan: Candidate, ranking: Ranking, gpus: int, limit: int) -> list[st
     ``gpus``: those that were asked about; ``limit``: bytes of one.
     """
     first = ranking.best[0]
+    tight = [f"tight: {share:.1%} of its memory"] if (share := plan.fullest.total / limit) > TIGHT else []
     if plan is not first:
-        return [_behind(plan, first)]
+        return [_behind(plan, first), *tight]
     terms = sorted(plan.time.terms.items(), key=lambda item: -item[1])
     shares = [f"{name} {part:.0%}" for name, seconds in terms if (part := seconds / plan.time.total) > _WORTH_TELLING]
     idle = gpus - plan.layout.world_size
-    unused = [f"{idle:,} GPUs stay idle: no layout that uses them is faster"] if idle else []
-    return [f"of its step {', '.join(shares)}", *_avoided(plan, limit), *unused]
+    stay = "1 GPU stays idle" if idle == 1 else f"{idle:,} GPUs stay idle"
+    unused = [f"{stay}: of the layouts that the question allows none that uses more is faster"] if idle else []
+    return [f"of its step {', '.join(shares)}", *_avoided(plan, limit), *tight, *unused]
 
 
 def _behind(plan: Candidate, first: Candidate) -> str:

@@ -20,6 +20,8 @@ COLOURS: dict[Kind, tuple[str, tuple[float, float, float]]] = {
 }
 MOST_SLOTS = 600
 """Beyond this only the first micro-batches are drawn: no more can be told apart."""
+MOST_SHAPES = 5000
+"""Of more slots an SVG gets pixels: each would be a shape of its own, and a page of them many megabytes."""
 NUMBERED = 0.009
 """Share of the picture's width from which on a box has room for the number of its micro-batch."""
 
@@ -48,8 +50,9 @@ def schedule_figure(name: str, pp: int, micro_batches: int, stages_per_rank: int
     figure = Figure(figsize=(12, 1.5 + 0.36 * pp), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
+    many = sum(map(len, ranks)) > MOST_SHAPES
     for row, slots in enumerate(ranks):
-        _draw_rank(axes, row, slots, pp, stages_per_rank)
+        _draw_rank(axes, row, slots, pp, stages_per_rank, many)
     end = max(slot.end for slots in ranks for slot in slots)
     _number(axes, ranks, end, pp)
     for row, most in enumerate(peak_live(name, pp, micro_batches, stages_per_rank)):
@@ -71,7 +74,7 @@ def _drawn(name: str, pp: int, micro_batches: int, stages: int) -> int:
     return micro_batches if micro_batches <= most else most
 
 
-def _draw_rank(axes: Axes, row: int, slots: Sequence[Slot], pp: int, stages: int) -> None:
+def _draw_rank(axes: Axes, row: int, slots: Sequence[Slot], pp: int, stages: int, pixels: bool) -> None:
     """Later stages of a rank are lighter."""
     groups: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
     for slot in slots:
@@ -79,7 +82,8 @@ def _draw_rank(axes: Axes, row: int, slots: Sequence[Slot], pp: int, stages: int
     for (kind, local), spans in groups.items():
         lighter = 0.45 * local / max(1, stages - 1)
         colour = [part + (1 - part) * lighter for part in COLOURS[kind][1]]
-        axes.broken_barh(spans, (row - 0.43, 0.86), facecolor=colour, edgecolor="white", linewidth=0.5)
+        bars = axes.broken_barh(spans, (row - 0.43, 0.86), facecolor=colour, edgecolor="white", linewidth=0.5)
+        bars.set_rasterized(pixels)
 
 
 def _number(axes: Axes, ranks: Sequence[Sequence[Slot]], end: float, pp: int) -> None:

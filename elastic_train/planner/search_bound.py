@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_train.config.layout import Layout
-from elastic_train.planner.flops import forward_flops
+from elastic_train.planner.flops import computed_attention, forward_flops
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import stages_of_ranks
 from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space
@@ -24,7 +24,10 @@ class Floor:
     def __init__(self, space: Space, accelerator: Accelerator) -> None:
         self._space, self._accelerator = space, accelerator
         job = space.job
-        flops, layers = forward_flops(job.model, job.data.sequence_length, "causal"), job.model.num_hidden_layers
+        flops, layers = (
+            forward_flops(job.model, job.data.sequence_length, computed_attention(job)),
+            job.model.num_hidden_layers,
+        )
         speed = accelerator.peak(job.training.precision) * accelerator.efficiency
         backward = 3 * (flops.projections + flops.feed_forward + flops.attention) + flops.attention / 2
         length = job.data.sequence_length

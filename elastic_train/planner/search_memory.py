@@ -199,7 +199,7 @@ class MemoryFloor:
         sharded = division(job, layout) == "all"
         keeps = not sharing.reshard_after_forward or mesh.pp > 1
         for number in sorted({0, blocks.index(max(blocks)), mesh.pp - 1}):
-            state = model_state(job, layout, ranks[number])
+            state = {} if job.parallel.offload else model_state(job, layout, ranks[number])
             held = sum(state.values()) - (state.get("gradients", 0) if sharded else 0)
             if sharded and keeps:
                 held += numbers_of(job).compute * sum(stage.padded for stage in ranks[number])

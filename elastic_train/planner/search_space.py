@@ -179,11 +179,18 @@ class Space:
                 continue
             if "reshard_after_forward" in self.free and reshard and mesh.pp > 1:
                 continue
+            if data not in ("zero3", "hsdp") and self._wants_shards:
+                continue
             found += [Sharing(data, reshard, *sizes) for sizes in self._cuts(data, mesh)]
         if mesh.data_ranks * mesh.cp == 1 and "data" in self.free:
             alone = [sharing for sharing in found if sharing.data == "zero3"]
             return alone[:1] or found[:1]  # alone there is nothing to share
         return found
+
+    @property
+    def _wants_shards(self) -> bool:
+        """Whether the job says what only ``zero3`` and ``hsdp`` can do (``ParallelConfig`` refuses the others)."""
+        return self.job.parallel.offload or self.job.parallel.prefetch != 1
 
     def _cuts(self, data: str, mesh: Mesh) -> list[tuple[int, int]]:
         """(dp_replicate, dp_shard) of a strategy, whose product is the number of data ranks."""

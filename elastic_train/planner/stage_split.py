@@ -8,6 +8,8 @@ token copies one row, and adds one row to the gradient.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from dataclasses import dataclass
 
 from elastic_train.config.model import ModelConfig
@@ -42,10 +44,13 @@ def split_layers(layers: int, stages: int, costs: LayerCosts) -> list[range]:
     if layers < stages:
         raise ValueError(f"{layers} layers cannot be split over {stages} stages: each needs at least one")
     counts = [1] * stages
+    cheapest = [(spent, stage) for stage, spent in enumerate(stage_costs(counts, costs))]
+    heapq.heapify(cheapest)
     for _ in range(layers - stages):
-        spent = stage_costs(counts, costs)
-        counts[spent.index(min(spent))] += 1
-    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+        spent, stage = cheapest[0]
+        heapq.heapreplace(cheapest, (spent + costs.block, stage))
+        counts[stage] += 1
+    ends = list(itertools.accumulate(counts))
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 

@@ -3,7 +3,7 @@
 What is assumed, and nothing else:
 
 - Operations run at ``efficiency`` times the peak of their precision, a fixed share per accelerator; attention is
-  causal. fp8 is for the products of the blocks' projections only.
+  causal, or in full where documents are separated by a mask. fp8 is for the products of the blocks' projections only.
 - Links, network and memory reach ``transfer_efficiency`` of their bandwidth.
 - Exchanges that run beside compute (``Exchange.overlaps``) cost nothing as long as there is compute to hide them, but
   for the first or last unit; where the accelerator does not overlap (CPU) all of them cost.
@@ -22,7 +22,14 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import micro_batches_per_rank
 from elastic_train.planner.exchange import Exchange
-from elastic_train.planner.flops import DAY, Utilisation, forward_flops, tokens_per_step, utilisation
+from elastic_train.planner.flops import (
+    DAY,
+    Utilisation,
+    computed_attention,
+    forward_flops,
+    tokens_per_step,
+    utilisation,
+)
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import StageParameters
 from elastic_train.planner.traffic import rank_traffic, telling_ranks
@@ -52,7 +59,6 @@ class StepTime:
     """share of the step in which the rank has nothing to do"""
     tokens_per_second: float
     use: Utilisation
-    ranks: int
 
     @property
     def total(self) -> float:
@@ -68,9 +74,9 @@ class StepTime:
         """To train on so many tokens, without interruptions."""
         return tokens / self.tokens_per_second / DAY
 
-    def cost(self, tokens: float, price_per_hour: float) -> float:
-        """Of training on so many tokens; ``price_per_hour``: of one accelerator, in any currency."""
-        return tokens / self.tokens_per_second / HOUR * self.ranks * price_per_hour
+    def cost(self, tokens: float, price_per_hour: float, paid: int) -> float:
+        """Of training on so many tokens; ``price_per_hour``: of one of ``paid`` accelerators, idle or not."""
+        return tokens / self.tokens_per_second / HOUR * paid * price_per_hour
 
 
 def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: float | None = None) -> StepTime:
@@ -98,7 +104,6 @@ def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: fl
         terms.get("bubble", 0.0) / seconds,
         tokens_per_step(job) / seconds,
         utilisation(job, layout, seconds=seconds, peak=accelerator.peak(job.training.precision) / share),
-        layout.world_size,
     )
 
 
@@ -127,9 +132,13 @@ class _Rates:
         The backward pass is two forward ones, and the scores of attention once more.
         """
         job = self.job
-        flops, layers = forward_flops(job.model, job.data.sequence_length, "causal"), job.model.num_hidden_layers
+        flops, layers = (
+            forward_flops(job.model, job.data.sequence_length, computed_attention(job)),
+            job.model.num_hidden_layers,
+        )
         precision = job.training.precision
         fast = self.accelerator.peak(precision) * self.efficiency
+        fast *= self.accelerator.fp8_share if precision == "fp8" else 1.0
         plain = self.accelerator.peak("bf16" if precision == "fp8" else precision) * self.efficiency
         attention = flops.attention / plain
         again = {

@@ -40,9 +40,10 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
     per card). All-to-all sends straight to each rank. Latency: a hop per rank, or NCCL's trees for all-reduces.
     """
     share = accelerator.transfer_efficiency
-    link, network = accelerator.link_bytes_per_second * share, accelerator.network_bytes_per_second * share
     spread, payload = spreads(layout, accelerator.per_node)[each.axis], each.payload_bytes
     ranks, here, nodes = spread.ranks, spread.here, spread.nodes
+    link = accelerator.link_between(2 if each.collective == "send" else here) * share
+    network = accelerator.network_bytes_per_second * share
     if each.collective == "send":
         inside = layout.world_size <= accelerator.per_node
         seconds = payload / (link if inside else network)

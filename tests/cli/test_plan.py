@@ -89,10 +89,10 @@ def test_a_model_on_gpus_is_ranked_with_reasons() -> None:
     assert [row[0] for row in rows] == [str(number) for number in range(1, 9)]
     seconds = [float(row[header.index("s/step")]) for row in rows]
     assert seconds == sorted(seconds)
-    assert all(0.2 < float(row[header.index("MFU")]) < 0.8 for row in rows)
+    assert all(0.2 < float(row[header.index("MFU causal")]) < 0.8 for row in rows)
     assert re.search(r"^#1 .*: of its step backward \d+%, forward \d+%", text, re.MULTILINE)
     assert re.search(
-        r"^\d[\d,]* layouts? ruled out by memory; nearest: .* needs [\d.]+ GiB of 79.65 GiB", text, re.MULTILINE
+        r"^\d[\d,]* layouts? ruled out by memory; nearest: .* needs [\d.]+ GiB of 79.11 GiB", text, re.MULTILINE
     )
     assert "largest tp of this model: 8" in text
 
@@ -205,7 +205,12 @@ IMPOSSIBLE = [
     (("--model", "llama3-7b", "--gpus", "8"), r"--model llama3-7b: must be one of tiny.*did you mean llama3-70?8?b"),
     ((*LLAMA_8B, "parallel.pp=16"), r"pp=16 needs 16 GPUs, and there are 8; the smallest number that would do is \d+"),
     ((*LLAMA_8B, "parallel.pp=99"), r"num_hidden_layers=32 is smaller than pp=99; nearest: parallel.pp=32"),
-    ((*TINY, "parallel.dp_shard=16", "--global-batch", "8"), r"16 data ranks .* exceed the 8 slots"),
+    (
+        (*TINY, "parallel.dp_shard=16", "--global-batch", "8"),
+        r"16 data ranks .* exceed the 8 slots.*nearest: parallel.dp_shard=8 or training.global_batch=16$",
+    ),
+    ((*TINY, "parallel.tp=5", "parallel.pp=9"), r"nearest: parallel.tp=2 with parallel.pp=\d$"),
+    (("--params", "7e9", "--traffic"), r"--traffic is for a job file or --model"),
     ((*LLAMA_8B, "--gpu", "a100-80gb", "training.precision=fp8"), r"a100-80gb has no fp8 units"),
     (("--model", "llama3-8b"), r"--gpus: how many accelerators"),
     ((), r"nothing to plan: give a job file"),
@@ -218,6 +223,23 @@ IMPOSSIBLE = [
     ((*LLAMA_8B, *ONE_AXIS, "--show", "9"), r"--show 9: 1 layout is there"),
     ((*LLAMA_8B, "stray"), r"--model llama3-8b and the job file stray: give one"),
     ((*LLAMA_8B, "--calibrate", "nowhere/at-all"), r"no job folder"),
+    ((*LLAMA_8B, "--seq", "0"), r"--seq 0: must be at least 1"),
+    ((*LLAMA_8B, "--global-batch", "0"), r"--global-batch 0: must be at least 1"),
+    ((*LLAMA_8B, "--gpu-memory", "0GiB"), r"--gpu-memory 0GiB: must be more than 0"),
+    ((*LLAMA_8B, "--gpu", ""), r"accelerator '' is not known"),
+    ((*LLAMA_8B, "--price", "nan"), r"--price nan: must be 0 or more"),
+    ((*LLAMA_8B, "--price", "-1"), r"--price -1: must be 0 or more"),
+    ((*LLAMA_8B, "parallel.offload=true"), r"parallel.offload=true: .*plan with parallel.offload=false"),
+    ((*LLAMA_8B, "--html", "no/such/x.html"), r"--html no/such/x.html: there is no folder no/such"),
+    ((*LLAMA_8B, "--html", "/"), r"--html /: is a folder"),
+    ((*LLAMA_8B, "--write-job", "no/w.yaml"), r"--write-job no/w.yaml: there is no folder no"),
+    ((*LLAMA_70B, *NARROW, "--pipeline-picture", "no/w.svg"), r"--pipeline-picture no/w.svg: there is no folder no"),
+    ((*LLAMA_8B, "--html", f"{'x' * 300}/x.html"), r"--html x+/x.html: (File name too long|there is no folder)"),
+    (("--params", "7e9", "--price", "2"), r"--price is for a job file or --model"),
+    (("--params", "7e9", "--html", "x.html"), r"--html is for a job file or --model"),
+    (("--params", "7e9", "--gpu", "h200"), r"--gpu is for a job file or --model"),
+    (("--params", "7e9", "--top", "2"), r"--top is for a job file or --model"),
+    (("--params", "7e9", "--show", "1"), r"--show is for a job file or --model"),
 ]
 
 
@@ -229,6 +251,110 @@ def test_an_impossible_question_gets_one_sentence(arguments: tuple[str, ...], se
         possible = [*arguments]
         possible[possible.index("--gpus") + 1] = smallest[1]
         assert document(*possible)["layouts"]
+
+
+def test_nothing_is_written_when_something_cannot_be(tmp_path: Path) -> None:
+    job = tmp_path / "w.yaml"
+    for arguments in (("--pipeline-picture", "w.gif"), ("--pipeline-picture", str(tmp_path / "w.svg"))):
+        assert refused(*LLAMA_8B, "parallel.pp=1", "--write-job", str(job), *arguments)
+        assert not job.exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"rope_theta": "x"}, "rope_theta='x': must be a number"),
+        ({"rope_scaling": [1]}, r"rope_scaling=\[1\]: must be an object"),
+        ({"architectures": 5}, "architectures=5: must be one of Llama"),
+        ({"model_type": ["llama"]}, r"model_type=\['llama'\]: must be a name"),
+        ({"hidden_size": "many"}, "hidden_size='many'"),
+    ],
+)
+def test_a_config_json_with_a_wrong_value_gets_a_sentence(
+    tmp_path: Path, values: dict[str, Any], sentence: str
+) -> None:
+    assert re.search(sentence, refused("--model", config(tmp_path, LLAMA_7B | values), "--gpus", "8"))
+
+
+def test_a_config_json_without_end_gets_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    assert "cannot be read as JSON" in refused("--model", str(path), "--gpus", "8")
+
+
+def test_a_window_that_is_left_out_is_told(tmp_path: Path) -> None:
+    values = LLAMA_7B | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 2048}
+    asked = ("--model", config(tmp_path, values), "--gpus", "8", *ONE_AXIS)
+    assert any("sliding_window=2,048" in sentence for sentence in document(*asked, "--seq", "4096")["assumed"])
+    assert not any("sliding_window" in sentence for sentence in document(*asked, "--seq", "2048")["assumed"])
+
+
+def test_what_barely_fits_is_tight() -> None:
+    asked = (*LLAMA_8B, *ONE_AXIS, "--global-batch", "64", "training.micro_batch=1", "training.recompute=full",
+             "parallel.data=zero3", "parallel.reshard_after_forward=true")  # fmt: skip
+    (rank,) = document(*asked)["layouts"][0]["memory"]
+    for room, expected in ((1.04, True), (1.07, False)):
+        (row,) = document(*asked, "--gpu-memory", f"{rank['total_bytes'] * room / 2**20:.0f}MiB")["layouts"]
+        assert row["memory"][0]["total_bytes"] == rank["total_bytes"]
+        assert any(reason.startswith("tight: 96.") for reason in row["reasons"]) == expected
+
+
+def test_what_is_exchanged_is_listed_by_axis() -> None:
+    asked = (*LLAMA_70B, *NARROW)
+    first = document(*asked)["layouts"][0]
+    assert {entry["axis"] for entry in first["traffic"]} >= {"tp", "pp", "shard", "world"}
+    for entry in first["traffic"]:
+        assert entry["sent_bytes"] > 0
+        assert entry["seconds"] > 0
+    assert set(first["model_state_bytes"]) == {"textbook", "engine"}
+    assert re.fullmatch(r"[^,]+, P = parameters / \(tp x pp\), N = \d+", first["model_state_formula"])
+    text = answer(*asked, "--traffic")
+    lines = text[text.index("exchanges of ") :].splitlines()
+    assert lines[1].split("\t") == ["axis", "what", "collective", "times", "sent", "seconds", "beside"]
+    assert len(lines) == 2 + len(first["traffic"])
+
+
+def test_80_columns_are_enough() -> None:
+    environment = {"FORCE_COLOR": "1", "COLUMNS": "80", "TERM": "dumb"}
+    text = CliRunner().invoke(app, ["plan", *LLAMA_70B, "--price", "2"], env=environment).stdout
+    plain = re.sub("\x1b\\[[0-9;]*m", "", text)
+    header = next(line for line in plain.splitlines() if line.startswith("#  "))
+    assert "options" not in header
+    assert {"s/step", "tokens/s", "MFU", "days", "cost"} <= set(header.split())
+    (row,) = (line for line in plain.splitlines() if re.match(r"1 +\S", line))
+    assert re.search(r"GiB +[\d.]+ +[\d,]+ +[\d.]+% +[\d.]+ +[\d,]+ *$", row), row
+    assert len(re.findall(r"^#1 ", plain, re.MULTILINE)) == 2
+
+
+def test_a_job_file_as_it_is_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "name: asked\nmodel: {preset: llama3-8b}\ndata: {uri: d, sequence_length: 8192}\n"
+        "training: {steps: 10, global_batch: 64, precision: bf16}\nhosts: {max: 8, device: cuda}\n"
+    )
+    found = document(str(path))["as_the_file_is"]
+    assert re.match(
+        r"as the file is, train runs dp_shard8 \(data=zero3, reshard_after_forward=false, micro_batch=", found
+    )
+    assert re.search(r"[\d.]+ s a step, ([\d.]+% slower than|no slower than) #1$", found)
+    assert found in answer(str(path))
+    assert document(*LLAMA_8B, *ONE_AXIS)["as_the_file_is"] is None
+
+
+def test_gpus_that_stay_idle_are_paid_for() -> None:
+    asked = ("--model", "llama3-8b", "--gpus", "9", *ONE_AXIS, "--global-batch", "8", "--tokens", "1B")
+    first = document(*asked, "--price", "2")["layouts"][0]
+    assert first["ranks"] < 9
+    assert first["cost"] == pytest.approx(first["days"] * 24 * 9 * 2)
+    text = answer(*asked)
+    assert "1 GPU stays idle: of the layouts that the question allows none that uses more is faster" in text
+    assert "1,000,000,000 tokens = 15,259 steps, on 9 accelerators that are paid for, idle or not" in text
+
+
+def test_the_tokens_that_were_assumed_are_told() -> None:
+    found = document(*LLAMA_8B, *ONE_AXIS, "--global-batch", "64")
+    assert "--tokens 5.243e+08 (1,000 steps)" in found["assumed"]
+    assert found["tokens"] == 64_000 * 8192
 
 
 def test_without_a_model() -> None:
@@ -271,6 +397,9 @@ def test_prices_of_a_table(tmp_path: Path) -> None:
     first = document(*LLAMA_70B, *NARROW, "--price", str(table))["layouts"][0]
     assert first["currency"] == "EUR"
     assert first["cost"] == pytest.approx(first["days"] * 24 * first["ranks"] * 2.5)
+    for value in (".nan", ".inf", "-1"):
+        table.write_text(f"per_hour: {{h100-80gb: {value}}}\n")
+        assert "must be a number of 0 or more" in refused(*LLAMA_70B, *NARROW, "--price", str(table))
     table.write_text("per_hour: {h200: 3}\n")
     assert "per_hour.h100-80gb=None must be a number" in refused(*LLAMA_70B, *NARROW, "--price", str(table))
 
@@ -349,6 +478,18 @@ def test_a_finished_run_calibrates(tmp_path: Path) -> None:
     found = document(*asked, "training.micro_batch=1", "parallel.dp_shard=4")
     assert found["layouts"][0]["step_seconds"] == pytest.approx(2.0, rel=1e-3)
     assert any("goodput of that run: 87.5%" in line for line in found["calibration"])
+    assert "it ran on cpu and the question is about cuda" in refused(*asked, "--gpu", "h100-80gb")
+    for seconds, sentence in ((1e-6, "no speed of cpu explains its steps"), (1e6, "no speed of cpu explains")):
+        text = "".join(json.dumps(line | {"seconds": seconds}) + "\n" for line in lines)
+        (folder / "steps.jsonl").write_text(text)
+        assert sentence in refused(*asked)
+    changing = [
+        line | {"layout": layout, "seconds": seconds, "generation": generation}
+        for generation, (layout, seconds) in enumerate((("dp_shard4", 2.0), ("dp_shard2", 9.0), ("single", 1.0)))
+        for line in lines
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changing))
+    assert re.search("no speed of cpu|is still \\d+% off, more than 10%", refused(*asked))
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:4]))
     assert "let the job run longer" in refused(*asked)
     (folder / "job.json").unlink()

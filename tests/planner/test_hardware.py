@@ -28,7 +28,7 @@ def test_every_number_has_a_source() -> None:
     for each in accelerators().values():
         numbers = {"peak_flops", "memory_bytes", "memory_bytes_per_second", "link_bytes_per_second"}
         numbers |= {"network_bytes_per_second", "link_latency_seconds", "network_latency_seconds"}
-        numbers |= {"efficiency", "transfer_efficiency"}
+        numbers |= {"efficiency", "transfer_efficiency", "fp8_share"}
         assert each.sources is not None
         assert set(each.sources) == numbers, each.name
         assert 0 < each.efficiency <= 1
@@ -37,11 +37,34 @@ def test_every_number_has_a_source() -> None:
 def test_peaks_are_dense_and_bandwidths_in_one_direction() -> None:
     h100 = accelerator("H100-80GB")
     assert [h100.peak(precision) for precision in ("fp32", "bf16", "fp8")] == pytest.approx(
-        [989.4e12 / 2, 989.4e12, 989.4e12 * 2], rel=1e-4
+        [67e12, 989.4e12, 989.4e12 * 2], rel=1e-4
     )
     assert h100.link_bytes_per_second == 900e9 / 2
-    assert h100.memory_bytes / 2**30 == pytest.approx(79.65, abs=0.01)
+    assert h100.memory_bytes / 2**30 == pytest.approx(79.11, abs=0.01)
     assert accelerator("a100-80gb").network_bytes_per_second == 200e9 / 8
+
+
+def test_fp32_is_without_tf32_and_memory_what_torch_can_allocate() -> None:
+    """Data sheets of the vendors; total capacities in torch's out-of-memory messages."""
+    expected = {
+        "a100-40gb": (19.5, 39.50),
+        "a100-80gb": (19.5, 79.15),
+        "h100-80gb": (67, 79.11),
+        "h200": (67, 139.80),
+        "b200": (75, 178.35),
+        "mi300x": (163.4, 191.98),
+    }
+    for name, (teraflops, gib) in expected.items():
+        chip = accelerator(name)
+        assert chip.peak("fp32") == pytest.approx(teraflops * 1e12)
+        assert chip.memory_bytes / 2**30 == pytest.approx(gib, abs=0.01)
+
+
+def test_a_mesh_of_links_has_only_those_between_the_ranks() -> None:
+    """MI300X: 64 GB/s to each of the seven others."""
+    for ranks, links in ((1, 1), (2, 1), (4, 3), (8, 7)):
+        assert accelerator("mi300x").link_between(ranks) == pytest.approx(links * 64e9)
+        assert accelerator("h100-80gb").link_between(ranks) == 450e9
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("h100", "h100-80gb"), ("a100", "a100-80gb"), ("mi300", "mi300x")])

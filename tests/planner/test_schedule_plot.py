@@ -41,3 +41,11 @@ def test_of_a_long_step_the_first_micro_batches_are_drawn() -> None:
 def test_another_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"slots.gif: the picture of a schedule must end in .svg or .png"):
         plot_schedule("1f1b", 2, 4, 1, tmp_path / "slots.gif")
+
+
+def test_the_picture_of_a_deep_pipeline_stays_small(tmp_path: Path) -> None:
+    out = tmp_path / "deep.svg"
+    plot_schedule("1f1b", 64, 128, 1, out)
+    assert "<image" in out.read_text()
+    assert out.stat().st_size < 2 * 2**20
+    assert "<image" not in plot_schedule("1f1b", 4, 8, 1, out).read_text()

@@ -9,6 +9,7 @@ import pytest
 
 from elastic_train.config.job import Job
 from elastic_train.config.load import parse_job
+from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.hardware import accelerator
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search import MEMORY, SLOWER, rank_layouts
@@ -48,6 +49,7 @@ def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
         )
         for way in ways:
             own, layout = space.question(mesh, *way)
+            assert ParallelConfig.model_validate(own.parallel.model_dump())
             if violated(own, layout) is None and memory_bytes(own, layout) <= limit:
                 seconds = step_time(own, layout, H100).total
                 found[mesh] = min(seconds, found.get(mesh, seconds))
@@ -62,6 +64,9 @@ def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
         (6, 1800 * 2**20, ("parallel.cp=1", "parallel.tp=1")),
         (8, H100.memory_bytes, ("parallel.pp=1",)),
         (8, 1700 * 2**20, ("parallel.pp=1", "parallel.tp=2")),
+        (4, 1400 * 2**20, ("parallel.pp=1", "parallel.cp=1", "parallel.offload=true")),
+        (2, 1300 * 2**20, ("parallel.tp=1", "parallel.cp=1", "parallel.offload=true", "training.micro_batch=1")),
+        (4, 2 * 2**30, ("parallel.cp=1", "parallel.pp=1", "parallel.prefetch=0")),
         (16, 1600 * 2**20, ("parallel.data=zero3", "parallel.tp=1", "training.micro_batch=1")),
     ],
 )
@@ -86,7 +91,10 @@ CPU = ("hosts.device=cpu", "training.precision=fp32", "training.global_batch=64"
     ("text", "changes", "chip", "ranks"),
     [
         (LLAMA, (), "h100-80gb", 256),
+        (LLAMA, ("parallel.offload=true",), "h100-80gb", 64),
         (LLAMA, ("training.reduce_dtype=bf16", "optimizer.name=lion", "parallel.context=ulysses"), "a100-80gb", 64),
+        (LLAMA, ("data.document_mask=true", "training.precision=fp8"), "h100-80gb", 64),
+        (LLAMA, (), "mi300x", 32),
         (SMALL, CPU, "cpu", 16),  # ranks that share cores
     ],
 )

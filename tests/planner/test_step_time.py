@@ -70,10 +70,39 @@ def test_terms_add_up_and_compute_is_operations_over_the_rate() -> None:
     assert time.bubble == 0.0
 
 
+def test_a_mesh_is_slow_for_few_ranks() -> None:
+    chip = replace(accelerator("mi300x"), link_latency_seconds=0.0, transfer_efficiency=1.0)
+    for ranks in (2, 4, 8):
+        layout = Layout(dp_shard=8 // ranks, tp=ranks)
+        gathered = exchange(layout, "tp", "activations", "all_gather", 1, 1e9, "bfloat16")
+        assert transfer_seconds(gathered, layout, chip) == pytest.approx(1e9 / ranks / 64e9)
+
+
+def test_a_mask_of_documents_makes_kernels_compute_all_scores() -> None:
+    """8,192 keys for 4,096.5; in MFU the useful ones stay as they are."""
+    plain, masked = (
+        step_time(
+            small_job(
+                model=PRESETS["llama3-8b"],
+                data={"sequence_length": 8192, "document_mask": mask},
+                training={"precision": "bf16", "global_batch": 8},
+            ),
+            Layout(dp_shard=8),
+            H100,
+        )
+        for mask in (False, True)
+    )
+    attention = 3.5 * 32 * 4 * 4096 * (8192 - 8193 / 2) * 8192 / (H100.peak("bf16") * H100.efficiency)
+    names = ("forward", "backward", "recomputation")
+    more = sum(masked.terms[name] - plain.terms[name] for name in names)
+    assert more == pytest.approx(attention)
+    assert masked.use.mfu * masked.total == pytest.approx(plain.use.mfu * plain.total)
+
+
 def test_days_and_cost() -> None:
     time = step_time(llama(), Layout(dp_shard=8), H100)
     assert time.days(time.tokens_per_second * 86_400) == pytest.approx(1.0)
-    assert time.cost(time.tokens_per_second * 3600, price_per_hour=2.5) == pytest.approx(8 * 2.5)
+    assert time.cost(time.tokens_per_second * 3600, price_per_hour=2.5, paid=9) == pytest.approx(9 * 2.5)
 
 
 def test_efficiency_replaces_the_accelerators() -> None:
@@ -172,7 +201,7 @@ def test_fp8_is_for_the_products_of_the_blocks() -> None:
     bf16, fp8 = (
         step_time(small_fp8(precision), Layout(dp_shard=8), H100).terms["forward"] for precision in ("bf16", "fp8")
     )
-    assert 0.5 < fp8 / bf16 < 0.7
+    assert 0.7 < fp8 / bf16 < 0.85  # published: 6,667 / 8,532 of the whole step
     with pytest.raises(ValueError, match="a100-80gb has no fp8 units"):
         step_time(small_fp8("fp8"), Layout(dp_shard=8), accelerator("a100-80gb"))
 
