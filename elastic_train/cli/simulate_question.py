@@ -215,7 +215,7 @@ def _scenario(name: str, asked: Asked, job: Job | None, failures: Failures, dura
         costs = elastic(*((failure.hang_seconds, failure.lease_seconds) if failure else (HANG_SECONDS, LEASE_SECONDS)))
     if asked.pause is not None:
         pauses = {kind: pause.scaled(asked.pause) for kind, pause in costs.pauses.items()}
-        costs = replace(costs, pauses=pauses, per_host=0.0, load=0.0)
+        costs = replace(costs, pauses=pauses, growth=costs.growth.scaled(asked.pause), per_host=0.0, load=0.0)
     partners = asked.partners if asked.partners is not None else job.snapshot.partners if job else 1
     return Scenario(
         nodes=nodes,

@@ -62,6 +62,8 @@ class _Run:
         self._pause_number = 0
         self._share = Share(0, 0.0)
         self._kept = _Kept()
+        self._kind: Kind | None = None
+        """of the failure for which the job is recovering; None: it takes hosts in"""
         self._from_storage = False
         """the state is being read from there"""
         self._useful_time = 0.0
@@ -187,9 +189,15 @@ class _Run:
             self._interruptions += 1
             self._interrupt(keep_step=failure.kind == Kind.DRAIN and self._scenario.tiers.memory)
         self._break(failure, victim.place)
+        tiers = self._scenario.tiers
+        lost = cluster.state_is_lost(tiers.partners) if tiers.memory else hit
+        if lost:
+            self._fall_back()
+        if lost and self._mode is _Mode.PAUSED and not hit:  # it was to be read from a node that the job had left
+            self._interruptions += 1
+            self._close()
+            hit = True
         if hit:
-            if cluster.state_is_lost(self._scenario.tiers):
-                self._fall_back()
             self._form(failure.kind)
 
     def _interrupt(self, *, keep_step: bool) -> None:
@@ -216,11 +224,13 @@ class _Run:
         if not self._from_storage:
             self._fallbacks += 1
         self._from_storage = True
+        self._cluster.forget()
 
     # -- forming -------------------------------------------------------------------------------------------------
 
     def _form(self, kind: Kind | None) -> None:
         """The next generation of the hosts that are ready, if they are enough."""
+        self._kind = kind
         share = self._scenario.throughput(self._sizes())
         if share is None:
             self._wait()
@@ -278,7 +288,7 @@ class _Run:
             return
         self._cluster.start(place, hosts)
         if self._mode is _Mode.WAITING:
-            self._form(None)
+            self._form(self._kind)
         elif self._mode is _Mode.RUNNING:
             self._grow()
 

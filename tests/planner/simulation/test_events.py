@@ -7,7 +7,7 @@ import pytest
 
 from elastic_train.config.faults import Kind
 from elastic_train.config.time_causes import Cause
-from elastic_train.planner.simulation.costs import Costs, Pace, Saves, Tiers
+from elastic_train.planner.simulation.costs import Costs, Pace, Pause, Saves, Tiers
 from elastic_train.planner.simulation.events import replay, simulate
 from elastic_train.planner.simulation.failures import Distribution, Failure, Failures
 from elastic_train.planner.simulation.scenario import Growth, Outcome
@@ -109,6 +109,50 @@ def test_which_losses_go_to_storage(tiers: Tiers, lost: list[int], from_storage:
     assert outcome.from_storage == from_storage
     # saves begin at 100, 200, ... and take 10 s: that of step 50 is the newest
     assert outcome.steps_lost == (9 if from_storage else 0)
+
+
+@pytest.mark.parametrize(("lost", "from_storage"), [([0, 1], 1), ([0, 1, 2, 3], 1), ([0, 2], 0)])
+def test_copies_that_go_while_the_job_waits_are_gone(lost: list[int], from_storage: int) -> None:
+    rigid = scenario(throughput=proportional(8, 8))
+    outcome = replay(rigid, [failure(590.0 + 5 * number, Kind.KILL_NODE, node) for number, node in enumerate(lost)])
+    assert outcome.interruptions == 1
+    assert (outcome.from_storage, outcome.steps_lost) == (from_storage, 9 * from_storage)
+
+
+def test_a_copy_on_a_node_that_the_pause_left_out_goes_with_it() -> None:
+    """Without node 2 the job is one of two replicas, on 0 and 1; node 3 idles, and has the only copy of node 2's."""
+    pairs = scenario(throughput=proportional(8, 4, 4), growth=Growth(horizon=0.0))
+    first = failure(590.0, Kind.KILL_NODE, 2)
+    assert replay(pairs, [first, failure(592.0, Kind.KILL_NODE, 0)]).from_storage == 0  # 1 and 3 have all
+    assert replay(pairs, [first, failure(606.0, Kind.KILL_NODE, 3)]).interruptions == 1  # 0 and 1 have it all by then
+    outcome = replay(pairs, [first, failure(592.0, Kind.KILL_NODE, 3)])
+    assert (outcome.from_storage, outcome.steps_lost, outcome.interruptions) == (1, 9, 2)
+    assert outcome.seconds[Cause.TEARDOWN] == pytest.approx(4 * (1.0 + 2.0))
+
+
+def test_spares_hold_no_state() -> None:
+    """The spare's loss is long past and nobody's when its neighbour on the ring goes."""
+    lost = [failure(100.0, Kind.KILL_NODE, 4), failure(900.0, Kind.KILL_NODE, 3)]
+    outcome = replay(scenario(spares=1), lost)
+    assert (outcome.from_storage, outcome.steps_lost, outcome.interruptions) == (0, 0, 1)
+    at_once = replay(scenario(spares=1), [failure(590.0, Kind.KILL_NODE, 3), failure(590.0, Kind.KILL_NODE, 0)])
+    assert at_once.from_storage == 1  # the copies of 3 are on 0, whatever place the spare has
+
+
+def test_what_a_drained_node_hands_on_is_lost_with_the_last_node() -> None:
+    lone = scenario(nodes=1, throughput=proportional(2), saves=Saves(every=100.0, seconds=10.0))
+    outcome = replay(lone, [failure(590.0, Kind.KILL_TRAINER, repair=True)])
+    assert (outcome.from_storage, outcome.steps_lost) == (1, 9)
+    pair = scenario(nodes=2, throughput=proportional(4))
+    first, second = failure(590.0, Kind.KILL_TRAINER, repair=True), failure(595.0, Kind.KILL_NODE, 1)
+    assert replay(pair, [first]).from_storage == 0
+    assert replay(pair, [first, second]).from_storage == 1
+
+
+def test_a_recovery_that_had_to_wait_takes_as_long_as_its_failure_does() -> None:
+    costs = Costs(dict.fromkeys(Kind, PAUSE), growth=Pause(form=1.0), per_host=0.0)
+    outcome = replay(scenario(throughput=proportional(8, 8), costs=costs), [failure(500.0, Kind.KILL_NODE)])
+    assert outcome.ettr == pytest.approx((1000 - 120 - 15) / 1000)
 
 
 def test_a_save_under_way_does_not_count() -> None:
