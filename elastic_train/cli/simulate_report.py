@@ -16,9 +16,15 @@ from elastic_train.cli.simulate_question import Asked, Case, Question
 from elastic_train.cli.tables import Column, print_table
 from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.answer import Answer
-from elastic_train.planner.simulation.best import Best, best_interval, best_spares, shortest
+from elastic_train.planner.simulation.best import (
+    FLAT,
+    Best,
+    best_interval,
+    best_spares,
+    shortest,
+    time_between_falls,
+)
 from elastic_train.planner.simulation.confidence import Runs
-from elastic_train.planner.simulation.scenario import Outcome
 from elastic_train.tracking.simulation_plot import Curve, Panel, plot_simulation
 
 
@@ -44,7 +50,14 @@ class Search:
 
     def as_dict(self) -> dict[str, Any]:
         tried = [{"value": each.value, "loss": each.loss.as_dict()} for each in self.best.candidates]
-        return {"what": self.what, "value": self.best.value, "formulas": self.marks, "candidates": tried}
+        return {
+            "what": self.what,
+            "value": self.best.value,
+            "sure": self.best.sure,
+            "as_good": self.best.flat,
+            "formulas": self.marks,
+            "candidates": tried,
+        }
 
 
 def report(
@@ -60,7 +73,7 @@ def report(
     """Run the question and say the answer."""
     drawn = plot is not None or html is not None
     answers = [Answer(case.name, case.outcomes(drawn), price) for case in question.cases]
-    search = _search(best, question.cases[0], answers[0].outcomes, asked) if best else None
+    search = _search(best, question.cases[0], len(answers[0].outcomes), asked.seed) if best else None
     if as_json:
         typer.echo(json.dumps(_as_dict(question, answers, search), indent=1))
     else:
@@ -148,38 +161,46 @@ def draw(question: Question, answers: Sequence[Answer], search: Search | None, o
     )
 
 
-def _search(what: str, case: Case, outcomes: Sequence[Outcome], asked: Asked) -> Search:
-    if what == "spares":
-        return _search_spares(case, asked)
+def _search(what: str, case: Case, runs: int, seed: int) -> Search:
+    return _search_spares(case, runs, seed) if what == "spares" else _search_interval(case, runs, seed)
+
+
+def _search_interval(case: Case, runs: int, seed: int) -> Search:
     scenario = case.scenario
-    best = best_interval(Runs(scenario, asked.seed, len(outcomes)), scenario)
+    drawn = Runs(scenario, seed, runs)
+    best = best_interval(drawn, scenario)
     if best.value is None:
         sentence = (
-            "best interval: no failure in these runs took a step that was in memory with it, so none is better; "
-            "checkpoints in storage only bound what the loss of everything would take"
+            f"best interval ({case.name}): no failure in these runs took the state in memory with it, so they do not "
+            "tell: checkpoints only bound what such a loss would take; more --days or --runs may meet one"
         )
-        return Search(what, best, {}, sentence)
-    if best.value <= shortest(scenario) * 1.01:
-        told = f"best interval ({case.name}): {best.value:,.0f} s of work, the shortest that a save's own time allows"
-        return Search(what, best, {}, told)
-    lost = statistics.fmean(run.from_storage for run in outcomes)
-    marks = {}
-    if lost and scenario.saves.stall:
-        mtbf = scenario.duration / lost
-        marks = {"Young": young(scenario.saves.stall, mtbf), "Daly": daly(scenario.saves.stall, mtbf)}
-    told = "".join(f", {name} {seconds:,.0f} s" for name, seconds in marks.items())
-    rate = f"{lost:,.1f} failures a run go to storage"
-    return Search(what, best, marks, f"best interval ({case.name}): {best.value:,.0f} s of work{told}; {rate}")
+        return Search("interval", best, {}, sentence)
+    outcomes = drawn.outcomes()
+    mtbf, stall = time_between_falls(outcomes), scenario.saves.stall
+    marks = {"Young": young(stall, mtbf), "Daly": daly(stall, mtbf)} if mtbf and stall else {}
+    told = [f"best interval ({case.name}): {best.value:,.4g} s of work"]
+    if best.value <= shortest(scenario):
+        told[0] += ", the shortest that a save's own time allows"
+    if best.sure is not None:
+        told.append("resampled runs give {:,.0f} to {:,.0f} s".format(*best.sure))
+    if best.flat is not None:
+        told.append("{:,.0f} to {:,.0f} s lose less than {:g} points".format(*best.flat, 100 * FLAT))
+    told += [f"{name} {seconds:,.0f} s" for name, seconds in marks.items()]
+    told.append(f"{statistics.fmean(run.from_storage for run in outcomes):,.1f} failures a run go to storage")
+    return Search("interval", best, marks, "; ".join(told))
 
 
-def _search_spares(case: Case, asked: Asked) -> Search:
-    scenario = case.scenario
-    most = max(8, scenario.nodes // 32)
-    best = best_spares(Runs(scenario, asked.seed, asked.runs, most), scenario, most)
+def _search_spares(case: Case, runs: int, seed: int) -> Search:
+    best = best_spares(case.scenario, seed, runs, max(8, case.scenario.nodes // 32))
     found = next(each for each in best.candidates if each.value == best.value)
+    most = best.candidates[-1].value
     sentence = (
-        f"best number of spare nodes ({case.name}): {best.value:.0f} of up to {most}; a step then costs "
+        f"best number of spare nodes ({case.name}): {best.value:.0f} of up to {most:.0f}; a step then costs "
         f"{found.loss.mean:.4f} times the host-seconds of one without failures and spares (none: "
         f"{best.candidates[0].loss.mean:.4f})"
     )
+    if best.sure is not None and best.sure[0] < best.sure[1]:
+        sentence += "; {:.0f} to {:.0f} cost the same as far as these runs tell".format(*best.sure)
+    if best.value == most:
+        sentence += "; that is the most that was tried, more may cost still less"
     return Search("spares", best, {}, sentence)

@@ -28,7 +28,7 @@ class Cluster:
     def __init__(self, places: int, hosts_per_node: int) -> None:
         self._nodes = dict.fromkeys(range(places), hosts_per_node)
         """place -> hosts that are ready"""
-        self.sizes = Counter({hosts_per_node: places})
+        self._sizes = Counter({hosts_per_node: places})
         """hosts on a node -> nodes with so many"""
         self.ready = places * hosts_per_node
         self.used = 0
@@ -40,6 +40,11 @@ class Cluster:
         """places of the job's nodes when it last ran, in their order: each has copies on the next ones"""
         self._gone: set[int] = set()
         """those of them whose memory was lost since"""
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Hosts on a node -> nodes with so many."""
+        return {hosts: count for hosts, count in self._sizes.items() if count}
 
     def victim(self, failure: Failure) -> Victim | None:
         """Whom ``failure`` strikes; None when there is nobody, or only hosts that are not ready yet."""
@@ -82,7 +87,7 @@ class Cluster:
         hosts = self._nodes.pop(place, 0)
         starting = self._starting.pop(place, 0)
         if hosts:
-            self.sizes[hosts] -= 1
+            self._sizes[hosts] -= 1
         self.ready -= hosts
         self.starting -= starting
         self.age[place] += 1
@@ -118,13 +123,13 @@ class Cluster:
     def _resize(self, place: int, change: int) -> None:
         before = self._nodes.get(place, 0)
         if before:
-            self.sizes[before] -= 1
+            self._sizes[before] -= 1
         after = before + change
-        self.sizes[after] += 1
+        self._sizes[after] += 1
         self.ready += change
         self._nodes[place] = after
         if not after:
-            self.sizes[0] -= 1
+            self._sizes[0] -= 1
             del self._nodes[place]
 
     def running(self) -> None:

@@ -67,6 +67,7 @@ class _Run:
         self._from_storage = False
         """the state is being read from there"""
         self._useful_time = 0.0
+        self._elapsed = dict.fromkeys(_Mode, 0.0)
         self._events = self._interruptions = self._fallbacks = self._steps_lost = 0
 
     def outcome(self) -> Outcome:
@@ -86,6 +87,8 @@ class _Run:
             seconds=dict(self._account.seconds),
             ettr=self._useful_time / end,
             progress=self._progress.furthest * step / end,
+            running=self._elapsed[_Mode.RUNNING],
+            waiting=self._elapsed[_Mode.WAITING] / end,
             steps=self._progress.furthest,
             failures=len(self._failures),
             interruptions=self._interruptions,
@@ -100,7 +103,7 @@ class _Run:
 
     def _begin(self) -> None:
         self._account.note(0.0)
-        share = self._scenario.throughput(self._sizes())
+        share = self._scenario.throughput(self._cluster.sizes)
         if share is None:
             self._wait()
             return
@@ -131,6 +134,7 @@ class _Run:
     def _close(self) -> Stretch | None:
         """Charge the members until now; returns what a stretch of work has come to."""
         stretch = None
+        self._elapsed[self._mode] += self._now - self._since
         if self._mode is _Mode.RUNNING:
             stretch = self._work()
         elif self._mode is _Mode.PAUSED:
@@ -231,7 +235,7 @@ class _Run:
     def _form(self, kind: Kind | None) -> None:
         """The next generation of the hosts that are ready, if they are enough."""
         self._kind = kind
-        share = self._scenario.throughput(self._sizes())
+        share = self._scenario.throughput(self._cluster.sizes)
         if share is None:
             self._wait()
             return
@@ -262,7 +266,7 @@ class _Run:
     def _grow(self) -> None:
         """Take in those that came, if that is worth a pause."""
         scenario = self._scenario
-        share = scenario.throughput(self._sizes())
+        share = scenario.throughput(self._cluster.sizes)
         if share is None or share.speed <= self._share.speed * (1 + 1e-9) or not scenario.costs.pauses_to_grow:
             return
         pause = scenario.costs.of(None, share.hosts, from_storage=False)
@@ -288,9 +292,7 @@ class _Run:
             return
         self._cluster.start(place, hosts)
         if self._mode is _Mode.WAITING:
+            self._close()
             self._form(self._kind)
         elif self._mode is _Mode.RUNNING:
             self._grow()
-
-    def _sizes(self) -> dict[int, int]:
-        return {hosts: count for hosts, count in self._cluster.sizes.items() if count}

@@ -67,6 +67,8 @@ class Outcome:
         ettr: effective training time ratio: time in which steps were computed that had not been finished before, over
             elapsed time (arXiv:2410.21680); spares and slower steps on fewer hosts do not count against it.
         progress: finished steps over those of the full job without any failure.
+        running: seconds in which the job worked or was held up by a save; ``waiting``: the share of the elapsed time in
+            which it waited for hosts.
         host_seconds: of hosts that were there: what is paid for.
         interruptions: failures that paused the job; ``from_storage``: those that took the state in memory with them.
         steps_lost: finished steps that had to be repeated, in all.
@@ -77,6 +79,8 @@ class Outcome:
     seconds: Mapping[Cause, float]
     ettr: float
     progress: float
+    running: float
+    waiting: float
     steps: int
     failures: int
     interruptions: int

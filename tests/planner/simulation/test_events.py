@@ -33,6 +33,12 @@ def test_a_killed_trainer_costs_the_step_in_flight_and_the_pause() -> None:
     assert outcome.ettr == pytest.approx(0.982)
 
 
+def test_the_time_in_which_a_job_runs_and_waits() -> None:
+    rigid = scenario(throughput=proportional(8, 8), saves=Saves(100.0, 25.0, 25.0))
+    outcome = replay(rigid, [failure(500.0, Kind.KILL_NODE)])
+    assert (outcome.running, outcome.waiting) == (pytest.approx(1000 - 120 - 15), pytest.approx(0.12))
+
+
 def test_a_drain_costs_no_step() -> None:
     outcome = replay(scenario(spares=1), [failure(503.0, Kind.DRAIN)])
     assert Cause.LOST_STEP not in outcome.seconds
