@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
@@ -14,7 +13,7 @@ from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.account import Account
 from elastic_train.planner.simulation.cluster import Cluster
 from elastic_train.planner.simulation.failures import Failure
-from elastic_train.planner.simulation.progress import Progress, Stretch
+from elastic_train.planner.simulation.progress import Kept, Progress, Stretch
 from elastic_train.planner.simulation.scenario import Outcome, Scenario
 from elastic_train.planner.simulation.throughput import Share
 
@@ -25,15 +24,6 @@ class _Mode(Enum):
     PAUSED = auto()  # a generation is being formed
     RUNNING = auto()
     WAITING = auto()  # too few hosts
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What was computed of a step before a pause that does not lose it: a share of the step, and the time it took."""
-
-    fraction: float = 0.0
-    seconds: float = 0.0
-    host_seconds: float = 0.0
 
 
 def simulate(scenario: Scenario, seed: int = 1, *, history: bool = False) -> Outcome:
@@ -61,7 +51,7 @@ class _Run:
         """of the pause, each with its end"""
         self._pause_number = 0
         self._share = Share(0, 0.0)
-        self._kept = _Kept()
+        self._kept = Kept()
         self._kind: Kind | None = None
         """of the failure for which the job is recovering; None: it takes hosts in"""
         self._from_storage = False
@@ -175,7 +165,7 @@ class _Run:
         beside = {} if cause is Cause.LOST_STEP else self._scenario.pace.beside
         self._account.step(cause, self._kept.host_seconds, beside)
         self._useful_time += self._kept.seconds if cause is Cause.USEFUL else 0.0
-        self._kept = _Kept()
+        self._kept = Kept()
 
     def _charge_step(self, cause: Cause, seconds: float) -> None:
         self._account.step(cause, seconds * self._share.hosts, self._scenario.pace.beside)
@@ -189,10 +179,11 @@ class _Run:
         if victim is None or failure.kind not in costs.pauses:
             return
         hit = victim.is_member and self._mode is not _Mode.WAITING
+        in_order = self._leaves_in_order(failure)
         if hit:
             self._interruptions += 1
-            self._interrupt(keep_step=failure.kind == Kind.DRAIN and self._scenario.tiers.memory)
-        self._break(failure, victim.place)
+            self._interrupt(keep_step=in_order)
+        self._break(failure, victim.place, in_order=in_order)
         tiers = self._scenario.tiers
         lost = cluster.state_is_lost(tiers.partners) if tiers.memory else hit
         if lost:
@@ -204,19 +195,28 @@ class _Run:
         if hit:
             self._form(failure.kind)
 
+    def _leaves_in_order(self, failure: Failure) -> bool:
+        """Whether the notice is long enough to finish the step and to hand the state on."""
+        if failure.kind != Kind.DRAIN or not self._scenario.tiers.memory:
+            return False
+        pause = self._scenario.costs.of(failure.kind, self._share.hosts, from_storage=False)
+        step = 0.0 if self._mode is _Mode.WAITING else self._step
+        return failure.seconds >= step + pause.total
+
     def _interrupt(self, *, keep_step: bool) -> None:
         self._keep(self._close())
         if not keep_step:
             self._spend_kept(Cause.LOST_STEP)
 
-    def _break(self, failure: Failure, place: int) -> None:
+    def _break(self, failure: Failure, place: int, *, in_order: bool) -> None:
         """Take away what is broken, and let it come back."""
         scenario, cluster = self._scenario, self._cluster
         if failure.kind in NODE_KINDS or failure.repair:
-            at_once = failure.kind in (Kind.KILL_NODE, Kind.PARTITION)
+            at_once = failure.kind in NODE_KINDS and not in_order
             cluster.lose_node(place, memory=at_once)
-            away = scenario.replace if failure.kind != Kind.PARTITION or failure.repair else 0.0
-            self._come_later(place, scenario.hosts_per_node, failure.seconds + away)
+            whole = failure.kind == Kind.PARTITION and not failure.repair
+            away = failure.seconds if whole else max(failure.seconds, scenario.replace)
+            self._come_later(place, scenario.hosts_per_node, away)
         elif failure.kind == Kind.KILL_HOST:
             cluster.lose_host(place)
             self._come_later(place, 1, scenario.host_return)

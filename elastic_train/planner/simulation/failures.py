@@ -24,7 +24,7 @@ class UnknownFailures(ValueError):
 class Failure:
     """``node``: the number of its place, or None when ``pick`` in [0, 1) chooses among those that there are.
 
-    ``seconds``: of a partition or a notice. ``repair``: the node goes away until it is repaired.
+    ``seconds``: of a partition, or the notice of a drain. ``repair``: the node goes away until it is repaired.
     """
 
     at: float
@@ -92,7 +92,7 @@ class Failures:
         mtbf: of one node, seconds; inf: none of its own.
         mix: what they are, by their counts.
         rack_nodes, rack_mtbf: so many neighbours are lost together (a switch, a power feed) once per that time.
-        spot: a cloud takes a node back so often per second, with ``notice`` seconds.
+        spot: a cloud takes a node back so often per second; ``notice``: seconds, also before maintenance.
         trace: these instead of all that.
     """
 
@@ -128,7 +128,8 @@ class Failures:
         at = self.distribution.first(self.mtbf, chance)
         while at < duration:
             (cause,) = chance.choices(self.mix, cum_weights=weights)
-            yield Failure(at, cause.kind, chance.random(), node, repair=cause.repair)
+            seconds = self.notice if cause.kind == Kind.DRAIN else 0.0
+            yield Failure(at, cause.kind, chance.random(), node, seconds, repair=cause.repair)
             at += self.distribution.gap(self.mtbf, chance)
 
     def _reclaims(self, node: int, duration: float, chance: random.Random) -> Iterator[Failure]:

@@ -24,6 +24,15 @@ class Stretch:
     """of the step under way when it ended"""
 
 
+@dataclass(slots=True)
+class Kept:
+    """What was computed of a step before a pause that does not lose it: a share of the step, and the time it took."""
+
+    fraction: float = 0.0
+    seconds: float = 0.0
+    host_seconds: float = 0.0
+
+
 class Progress:
     """Of one run.
 

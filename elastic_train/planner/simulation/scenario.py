@@ -25,7 +25,7 @@ class Scenario:
 
     Attributes:
         nodes: of the full job; ``spares`` more are there and stand by.
-        replace: until a lost node is replaced; a partition or the notice of a drain comes before that.
+        replace: until a lost node is replaced, from its failure or notice on; not before the notice of a drain ends.
         host_return: until a killed host is there again.
         newcomer: from a host's arrival until it can compute.
         start: of the run, in which all hosts start; ``finish``: from the last step to the end, beyond ``duration``.

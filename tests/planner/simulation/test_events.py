@@ -40,9 +40,24 @@ def test_the_time_in_which_a_job_runs_and_waits() -> None:
 
 
 def test_a_drain_costs_no_step() -> None:
-    outcome = replay(scenario(spares=1), [failure(503.0, Kind.DRAIN)])
+    outcome = replay(scenario(spares=1), [failure(503.0, Kind.DRAIN, seconds=25.0)])
     assert Cause.LOST_STEP not in outcome.seconds
     assert outcome.seconds[Cause.USEFUL] == pytest.approx(8 * 985)
+
+
+def test_a_notice_too_short_for_a_step_and_the_pause_is_none() -> None:
+    """A step takes 10 s, the pause 15 s."""
+    outcome = replay(scenario(spares=1), [failure(503.0, Kind.DRAIN, seconds=24.0)])
+    assert outcome.seconds[Cause.LOST_STEP] == pytest.approx(8 * 3.0)
+    alone = scenario(tiers=Tiers(partners=0))
+    assert replay(alone, [failure(590.0, Kind.DRAIN, seconds=24.0)]).from_storage == 1
+    assert replay(alone, [failure(590.0, Kind.DRAIN, seconds=25.0)]).from_storage == 0
+
+
+@pytest.mark.parametrize(("notice", "away"), [(30.0, 100.0), (90.0, 100.0), (250.0, 250.0)])
+def test_another_node_is_asked_for_when_the_notice_comes(notice: float, away: float) -> None:
+    outcome = replay(scenario(), [failure(500.0, Kind.DRAIN, seconds=notice)])
+    assert outcome.host_seconds == pytest.approx(8 * 1000 - 2 * away)
 
 
 def test_a_failure_within_a_pause_begins_another_one() -> None:
