@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 import typer
 
 from elastic_train.checkpoint.interval import daly, young
-from elastic_train.cli.simulate_question import Asked, Case, Question
+from elastic_train.cli.guard import UserError
+from elastic_train.cli.simulate_asked import Asked
+from elastic_train.cli.simulate_question import Case, Question
 from elastic_train.cli.tables import Column, print_table
 from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.answer import Answer
@@ -70,7 +73,8 @@ def report(
     plot: Path | None,
     html: Path | None,
 ) -> None:
-    """Run the question and say the answer."""
+    """Run the question and say the answer. Raises UserError for a file that cannot be written, before it runs."""
+    _check_files(plot, html)
     drawn = plot is not None or html is not None
     answers = [Answer(case.name, case.outcomes(drawn), price) for case in question.cases]
     search = _search(best, question.cases[0], len(answers[0].outcomes), asked.seed) if best else None
@@ -86,8 +90,28 @@ def report(
         write_page(html, question, answers, search)
 
 
+def _check_files(plot: Path | None, html: Path | None) -> None:
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise UserError(f"--plot={plot}: must end in .png")
+    for name, out in (("--plot", plot), ("--html", html)):
+        if out is None:
+            continue
+        if out.is_dir():
+            raise UserError(f"{name}={out}: is a folder; give a file")
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=out.parent):
+                pass
+        except OSError as error:
+            raise UserError(f"{name}={out}: cannot be written ({error.strerror}); give another place") from None
+
+
 def _as_dict(question: Question, answers: Sequence[Answer], search: Search | None) -> dict[str, Any]:
-    answer: dict[str, Any] = {"question": question.title, "answers": {each.name: each.as_dict() for each in answers}}
+    answer: dict[str, Any] = {
+        "question": question.title,
+        "notes": question.notes,
+        "answers": {each.name: each.as_dict() for each in answers},
+    }
     if question.measured is not None:
         seen = question.measured
         answer["measured"] = {"goodput %": 100 * seen.goodput, "seconds": dict(seen.seconds)}
@@ -138,6 +162,8 @@ def _print(question: Question, answers: Sequence[Answer], search: Search | None)
         typer.echo(f"goodput measured {seen:.1f} %, simulated {simulated:.1f} %: {simulated - seen:+.1f} points")
     if search is not None:
         typer.echo(search.sentence)
+    for note in question.notes:
+        typer.echo(note)
     events = statistics.fmean(run.events for answer in answers for run in answer.outcomes)
     typer.echo(f"+-: 95 % confidence of the mean; p5, p95: of single runs; {events:,.0f} events per run")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from elastic_train.cli.simulate_question import Asked, asked_of
+from elastic_train.cli.simulate_asked import Asked
+from elastic_train.cli.simulate_question import asked_of
 from elastic_train.config.faults import Kind, read_trace
 from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.costs import MEASURED, Pause
