@@ -36,6 +36,7 @@ LLAMA3_NODES, LLAMA3_SPARES = 2048, 16
 """16,384 GPUs; the cluster had 24,000 (arXiv:2407.21783, section 3.3), so spares were never short."""
 LLAMA3_MTBF = LLAMA3_SECONDS * LLAMA3_NODES / sum(cause.count for cause in LLAMA3_FAILURES.values())
 """Of one node of 8 GPUs, seconds."""
+_MOST_FAILURES = 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ def asked_of(asked: Asked) -> Question:
     failures = _failures(asked)
     scenarios = _scenarios(asked, job, failures, _duration(asked, failures))
     count = 1 if failures.trace is not None else asked.runs or RUNS
+    _check_number(scenarios, failures, count)
     cases = [_case(name, scenario, asked.seed, count) for name, scenario in scenarios.items()]
     first = cases[0].scenario
     title = (
@@ -81,6 +83,16 @@ def asked_of(asked: Asked) -> Question:
         f"{count} run{'s' if count > 1 else ''} from seed {asked.seed}"
     )
     return Question(title, cases, notes=_notes(asked, job))
+
+
+def _check_number(scenarios: dict[str, Scenario], failures: Failures, runs: int) -> None:
+    scenario = next(iter(scenarios.values()))
+    expected = failures.expected(scenario.places, scenario.duration) * runs
+    if not expected <= _MOST_FAILURES:
+        raise UserError(
+            f"{expected:.2g} failures are to be expected in {runs} runs: at most {_MOST_FAILURES:.0e} can be "
+            "simulated; give fewer --runs, --days or --nodes, or a longer --mtbf-hours"
+        )
 
 
 def _notes(asked: Asked, job: Job | None) -> list[str]:

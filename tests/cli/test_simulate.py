@@ -47,6 +47,8 @@ TRACE = '{"at": 100, "kind": "kill-node"}\n{"at": 900, "kind": "hang"}\n'
         (["--nodes", "4", "--plot", "/proc/x.png"], "--plot=/proc/x.png: cannot be written"),
         (["--nodes", "4", "--html", "empty"], "--html=empty: is a folder; give a file"),
         (["--nodes", "4", "--html", "bad.jsonl/page.html"], "--html=bad.jsonl/page.html: cannot be written"),
+        (["--nodes", "4", "--mtbf-hours", "1e-5"], "failures are to be expected in 20 runs: at most 1e+07"),
+        (["--nodes", "4", "--days", "1e300"], "failures are to be expected in 20 runs: at most 1e+07"),
         (["--from", "./lone"], "the ledger's last run has no host_joined before its first generation"),
         (["--nodes", "4", "--failures", "gauss"], "--failures='gauss': must be exponential, weibull:SHAPE"),
         (["--nodes", "4", "--failures", "weibull:0"], "--failures='weibull:0': must be exponential, weibull:SHAPE"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 from elastic_train.config.faults import NODE_KINDS, Kind
@@ -46,8 +47,12 @@ class Cluster:
         """Hosts on a node -> nodes with so many."""
         return {hosts: count for hosts, count in self._sizes.items() if count}
 
-    def victim(self, failure: Failure) -> Victim | None:
-        """Whom ``failure`` strikes; None when there is nobody, or only hosts that are not ready yet."""
+    def victims(self, failure: Failure) -> list[Victim]:
+        """Whom ``failure`` strikes; empty when there is nobody, or only hosts that are not ready yet."""
+        struck = [failure, *(replace(failure, node=place) for place in failure.beside)]
+        return [victim for each in struck if (victim := self._victim(each)) is not None]
+
+    def _victim(self, failure: Failure) -> Victim | None:
         if failure.node is not None:
             return self._victim_on(failure.node, failure)
         if failure.kind in NODE_KINDS:

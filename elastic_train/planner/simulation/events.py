@@ -101,7 +101,8 @@ class _Run:
 
     def _end(self) -> None:
         self._keep(self._close())
-        self._spend_kept(Cause.USEFUL)  # a step under way counts as if it will be finished
+        again = self._progress.finished < self._progress.furthest
+        self._spend_kept(Cause.REPLAYED if again else Cause.USEFUL)  # a step under way counts as finished
         hosts = self._cluster.ready + self._cluster.starting
         self._account.charge(Cause.FINISHING, self._scenario.finish * hosts)
         self._account.note(self._scenario.duration + self._scenario.finish)
@@ -175,15 +176,16 @@ class _Run:
 
     def _fail(self, failure: Failure) -> None:
         cluster, costs = self._cluster, self._scenario.costs
-        victim = cluster.victim(failure)
-        if victim is None or failure.kind not in costs.pauses:
+        victims = cluster.victims(failure)
+        if not victims or failure.kind not in costs.pauses:
             return
-        hit = victim.is_member and self._mode is not _Mode.WAITING
+        hit = any(victim.is_member for victim in victims) and self._mode is not _Mode.WAITING
         in_order = self._leaves_in_order(failure)
         if hit:
             self._interruptions += 1
             self._interrupt(keep_step=in_order)
-        self._break(failure, victim.place, in_order=in_order)
+        for victim in victims:
+            self._break(failure, victim.place, in_order=in_order)
         tiers = self._scenario.tiers
         lost = cluster.state_is_lost(tiers.partners) if tiers.memory else hit
         if lost:
@@ -222,11 +224,9 @@ class _Run:
             self._come_later(place, 1, scenario.host_return)
 
     def _fall_back(self) -> None:
-        lost = self._progress.fall_back(self._now)
-        self._steps_lost += lost
+        self._steps_lost += self._progress.fall_back(self._now)
         self._spend_kept(Cause.LOST_STEP)
-        if not self._from_storage:
-            self._fallbacks += 1
+        self._fallbacks += not self._from_storage
         self._from_storage = True
         self._cluster.forget()
 

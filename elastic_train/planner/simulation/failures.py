@@ -25,6 +25,7 @@ class Failure:
     """``node``: the number of its place, or None when ``pick`` in [0, 1) chooses among those that there are.
 
     ``seconds``: of a partition, or the notice of a drain. ``repair``: the node goes away until it is repaired.
+    ``beside``: places that are lost at the same moment.
     """
 
     at: float
@@ -33,6 +34,7 @@ class Failure:
     node: int | None = None
     seconds: float = 0.0
     repair: bool = False
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,13 @@ class Failures:
     notice: float = 120.0
     trace: tuple[Failure, ...] | None = None
 
+    def expected(self, nodes: int, duration: float) -> float:
+        """Mean number of failures of one run on ``nodes`` places."""
+        if self.trace is not None:
+            return len(self.trace)
+        racks = math.ceil(nodes / self.rack_nodes) / self.rack_mtbf if self.rack_nodes else 0.0
+        return duration * (nodes * (1 / self.mtbf + self.spot) + racks)
+
     def draw(self, nodes: int, duration: float, seed: int) -> list[Failure]:
         """Those of one run on ``nodes`` places, in the order of time."""
         if self.trace is not None:
@@ -141,8 +150,7 @@ class Failures:
     def _rack(self, members: Sequence[int], duration: float, chance: random.Random) -> Iterator[Failure]:
         at = chance.expovariate(1 / self.rack_mtbf)
         while at < duration:
-            for node in members:
-                yield Failure(at, Kind.KILL_NODE, 0.0, node)
+            yield Failure(at, Kind.KILL_NODE, 0.0, members[0], beside=tuple(members[1:]))
             at += chance.expovariate(1 / self.rack_mtbf)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
@@ -272,8 +273,26 @@ def test_a_node_meets_the_same_failures_whatever_else_there_is() -> None:
 
 def test_a_rack_fails_as_a_whole() -> None:
     drawn = Failures(rack_nodes=4, rack_mtbf=1000.0).draw(10, 3000.0, seed=1)
-    groups = [[each.node for each in drawn if each.at == at] for at in sorted({each.at for each in drawn})]
-    assert groups and all(group in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]) for group in groups)
+    groups = {(each.node, *each.beside) for each in drawn}
+    assert groups == {(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)}
+    outcome = replay(scenario(spares=4), [failure(590.0, Kind.KILL_NODE, 0, beside=(1, 2))])
+    assert (outcome.failures, outcome.interruptions, outcome.from_storage) == (1, 1, 1)
+    assert outcome.ettr == pytest.approx((1000 - 15 - 7 - 90) / 1000)  # one pause, from storage; 9 steps again
+    assert replay(scenario(), [failure(590.0, Kind.KILL_NODE, 3, beside=(8,))]).from_storage == 0
+
+
+def test_as_many_failures_are_drawn_as_are_expected() -> None:
+    failures = Failures(mtbf=1000.0, spot=0.001, rack_nodes=3, rack_mtbf=500.0)
+    assert failures.expected(10, 1000.0) == pytest.approx(10 + 10 + 4 * 2)
+    drawn = [len(failures.draw(10, 1000.0, seed)) for seed in range(200)]
+    assert statistics.fmean(drawn) == pytest.approx(28, abs=3 * (28 / 200) ** 0.5)
+
+
+def test_a_step_that_is_repeated_at_the_end_is_not_useful() -> None:
+    storage = scenario(tiers=Tiers(memory=False), duration=620.0)
+    outcome = replay(storage, [failure(590.0, Kind.KILL_TRAINER)])  # until 612, then 8 s of step 51, again
+    assert outcome.seconds[Cause.REPLAYED] == pytest.approx(8 * 8.0)
+    assert outcome.ettr == pytest.approx(590 / 620)
 
 
 def test_spot_nodes_are_taken_with_notice() -> None:
