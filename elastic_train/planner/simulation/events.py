@@ -175,9 +175,9 @@ class _Run:
     # -- failures ------------------------------------------------------------------------------------------------
 
     def _fail(self, failure: Failure) -> None:
-        cluster, costs = self._cluster, self._scenario.costs
+        cluster, scenario = self._cluster, self._scenario
         victims = cluster.victims(failure)
-        if not victims or failure.kind not in costs.pauses:
+        if not victims or failure.kind not in scenario.costs.pauses:
             return
         hit = any(victim.is_member for victim in victims) and self._mode is not _Mode.WAITING
         in_order = self._leaves_in_order(failure)
@@ -186,10 +186,11 @@ class _Run:
             self._interrupt(keep_step=in_order)
         for victim in victims:
             self._break(failure, victim.place, in_order=in_order)
-        tiers = self._scenario.tiers
-        lost = cluster.state_is_lost(tiers.partners) if tiers.memory else hit
+        if in_order and (self._mode is _Mode.WAITING or scenario.throughput(cluster.sizes) is None):
+            self._progress.save()  # while the node is still there
+        lost = cluster.state_is_lost(scenario.tiers.partners) if scenario.tiers.memory else hit
         if lost:
-            self._fall_back()
+            self._fall_back(keep_step=in_order)
         if lost and self._mode is _Mode.PAUSED and not hit:  # it was to be read from a node that the job had left
             self._interruptions += 1
             self._close()
@@ -223,9 +224,10 @@ class _Run:
             cluster.lose_host(place)
             self._come_later(place, 1, scenario.host_return)
 
-    def _fall_back(self) -> None:
+    def _fall_back(self, *, keep_step: bool) -> None:
         self._steps_lost += self._progress.fall_back(self._now)
-        self._spend_kept(Cause.LOST_STEP)
+        if not keep_step:
+            self._spend_kept(Cause.LOST_STEP)
         self._fallbacks += not self._from_storage
         self._from_storage = True
         self._cluster.forget()

@@ -80,6 +80,10 @@ class Progress:
         self.furthest = max(self.furthest, self.finished)
         return steps - replayed, replayed
 
+    def save(self) -> None:
+        """The newest finished step, at once."""
+        self.committed = self.finished
+
     def fall_back(self, now: float) -> int:
         """What is in memory is lost: go on from the newest committed save; returns the steps lost.
 

@@ -171,6 +171,18 @@ def test_what_a_drained_node_hands_on_is_lost_with_the_last_node() -> None:
     assert replay(pair, [first, second]).from_storage == 1
 
 
+def test_a_drain_that_leaves_too_few_hosts_saves_the_newest_step_first() -> None:
+    lone = scenario(nodes=1, throughput=proportional(2))
+    outcome = replay(lone, [failure(593.0, Kind.DRAIN, seconds=30.0)])
+    assert (outcome.from_storage, outcome.steps_lost) == (1, 0)
+    # away for 100 s, 20 s of start, 15 s of pause and 7 s more to read; the step goes on where it was
+    assert outcome.ettr == pytest.approx((1000 - 100 - 20 - 15 - 7) / 1000)
+    rigid = scenario(throughput=proportional(8, 8))
+    others = [failure(595.0, Kind.KILL_NODE, node) for node in (1, 2, 3)]
+    assert replay(rigid, [failure(593.0, Kind.DRAIN, seconds=30.0), *others]).steps_lost == 0
+    assert replay(rigid, [failure(593.0, Kind.KILL_NODE), *others]).steps_lost == 9
+
+
 def test_a_recovery_that_had_to_wait_takes_as_long_as_its_failure_does() -> None:
     costs = Costs(dict.fromkeys(Kind, PAUSE), growth=Pause(form=1.0), per_host=0.0)
     outcome = replay(scenario(throughput=proportional(8, 8), costs=costs), [failure(500.0, Kind.KILL_NODE)])
