@@ -103,16 +103,11 @@ def simulate(
         raise UserError(
             "--from takes cluster, failures and costs from the run's logs: only --seed and --runs go with it"
         )
-    question = _of_run(run, asked, storage, endpoint_url, region) if run is not None else _of_options(asked)
+    from elastic_train.cli.simulate_question import asked_of
     from elastic_train.cli.simulate_report import report
 
+    question = _of_run(run, asked, storage, endpoint_url, region) if run is not None else asked_of(asked)
     report(question, asked, price=price, best=best, as_json=as_json, plot=plot, html=html)
-
-
-def _of_options(asked: Asked) -> Question:
-    from elastic_train.cli.simulate_question import asked_of
-
-    return asked_of(asked)
 
 
 def _of_run(run: str, asked: Asked, storage: str | None, endpoint_url: str | None, region: str | None) -> Question:

@@ -18,7 +18,7 @@ from elastic_train.cli.simulate_asked import (
 from elastic_train.config.faults import LLAMA3_FAILURES, LLAMA3_SECONDS, TraceError, read_trace
 from elastic_train.config.job import Job
 from elastic_train.planner.simulation.confidence import Runs
-from elastic_train.planner.simulation.costs import HANG_SECONDS, LEASE_SECONDS, Pace, Saves, Tiers, elastic, restarts
+from elastic_train.planner.simulation.costs import Pace, Saves, Tiers, elastic, restarts
 from elastic_train.planner.simulation.events import simulate
 from elastic_train.planner.simulation.failures import (
     Distribution,
@@ -176,11 +176,7 @@ def _scenarios(asked: Asked, job: Job | None, failures: Failures, duration: floa
 def _scenario(name: str, asked: Asked, job: Job | None, failures: Failures, duration: float) -> Scenario:
     assert asked.nodes is not None and asked.gpus_per_node is not None and asked.spares is not None
     nodes, each, restart = asked.nodes, asked.gpus_per_node, name == "restart"
-    failure = job.failure if job else None
-    if restart:
-        costs = restarts()
-    else:
-        costs = elastic(*((failure.hang_seconds, failure.lease_seconds) if failure else (HANG_SECONDS, LEASE_SECONDS)))
+    costs = restarts() if restart else elastic(job.failure if job else None)
     if asked.pause is not None:
         pauses = {kind: pause.scaled(asked.pause) for kind, pause in costs.pauses.items()}
         costs = replace(costs, pauses=pauses, growth=costs.growth.scaled(asked.pause), per_host=0.0, load=0.0)
