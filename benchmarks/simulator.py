@@ -12,7 +12,8 @@ import argparse
 import time
 from dataclasses import replace
 
-from elastic_train.cli.simulate_question import Asked, asked_of
+from elastic_train.cli.simulate_asked import Asked
+from elastic_train.cli.simulate_question import asked_of
 from elastic_train.planner.simulation.events import simulate
 from elastic_train.planner.simulation.scenario import Scenario
 from elastic_train.planner.simulation.throughput import proportional

@@ -12,7 +12,8 @@ from elastic_train.cli.guard import UserError
 from elastic_train.cli.options import AsJson, Endpoint, Region, StorageUri
 
 if TYPE_CHECKING:
-    from elastic_train.cli.simulate_question import Asked, Question
+    from elastic_train.cli.simulate_asked import Asked
+    from elastic_train.cli.simulate_question import Question
 
 BEST = ("interval", "spares")
 
@@ -37,7 +38,8 @@ def simulate(
     gpus_per_node: Annotated[int | None, typer.Option(help="Hosts of the job on a node.", show_default="8")] = None,
     spares: Annotated[int | None, typer.Option(help="Nodes that stand by.", show_default="0")] = None,
     mtbf_hours: Annotated[
-        float | None, typer.Option(help="Mean time between failures of one node.", show_default="6335, Llama 3's")
+        float | None,
+        typer.Option(help="Mean time between failures of one node.", show_default="6335 for 8 GPUs, Llama 3's"),
     ] = None,
     failures: Annotated[
         str, typer.Option(metavar="DISTRIBUTION|FILE", help="exponential, weibull:SHAPE, or a trace as of chaos.")
@@ -49,14 +51,18 @@ def simulate(
     replace: Annotated[float, _duration("--replace", "Until a lost node is replaced.", default="1h")] = 3600.0,
     days: Annotated[float | None, typer.Option(help="Length of the run.", show_default="30")] = None,
     step: Annotated[float, _duration("--step", "A step of the full job.", default="10s")] = 10.0,
-    unit_nodes: Annotated[int, typer.Option(help="Nodes of one replica of the model: only whole ones work.")] = 1,
-    min_nodes: Annotated[int, typer.Option(help="With fewer the job waits.")] = 1,
+    unit_nodes: Annotated[
+        int | None, typer.Option(help="Nodes of one replica of the model: only whole ones work.", show_default="1")
+    ] = None,
+    min_nodes: Annotated[
+        int | None, typer.Option(help="With fewer the job waits.", show_default="1; restart: all")
+    ] = None,
     checkpoint_every: Annotated[
         float | None, _duration("--checkpoint-every", "Work between two checkpoints.", default="10m")
     ] = None,
     checkpoint_takes: Annotated[
-        float, _duration("--checkpoint-takes", "Until a checkpoint is committed.", default="1m")
-    ] = 60.0,
+        float | None, _duration("--checkpoint-takes", "Until a checkpoint is committed.", default="1m")
+    ] = None,
     checkpoint_stall: Annotated[
         float | None, typer.Option(help="Seconds for which it stops the job.", show_default="0; restart: 5")
     ] = None,
@@ -69,7 +75,9 @@ def simulate(
     price: Annotated[float | None, typer.Option(help="Of one GPU and hour.")] = None,
     best: Annotated[str | None, typer.Option(metavar="interval|spares", help="Search for the best.")] = None,
     seed: Annotated[int, typer.Option(help="Of the first run.")] = 1,
-    runs: Annotated[int, typer.Option(help="With seeds one after the other.")] = 20,
+    runs: Annotated[
+        int | None, typer.Option(help="With seeds one after the other.", show_default="20; a trace: 1")
+    ] = None,
     as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw a PNG.")] = None,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with tables and the picture.")] = None,
@@ -78,7 +86,7 @@ def simulate(
     region: Region = None,
 ) -> None:
     """Simulate failures and recovery: goodput, effective training time, cost."""
-    from elastic_train.cli.simulate_question import Asked
+    from elastic_train.cli.simulate_asked import Asked
 
     asked = Asked(
         job=job, like=like, nodes=nodes, gpus_per_node=gpus_per_node, mtbf_hours=mtbf_hours, days=days, spares=spares,
@@ -95,16 +103,11 @@ def simulate(
         raise UserError(
             "--from takes cluster, failures and costs from the run's logs: only --seed and --runs go with it"
         )
-    question = _of_run(run, asked, storage, endpoint_url, region) if run is not None else _of_options(asked)
+    from elastic_train.cli.simulate_question import asked_of
     from elastic_train.cli.simulate_report import report
 
+    question = _of_run(run, asked, storage, endpoint_url, region) if run is not None else asked_of(asked)
     report(question, asked, price=price, best=best, as_json=as_json, plot=plot, html=html)
-
-
-def _of_options(asked: Asked) -> Question:
-    from elastic_train.cli.simulate_question import asked_of
-
-    return asked_of(asked)
 
 
 def _of_run(run: str, asked: Asked, storage: str | None, endpoint_url: str | None, region: str | None) -> Question:
@@ -112,7 +115,7 @@ def _of_run(run: str, asked: Asked, storage: str | None, endpoint_url: str | Non
     from elastic_train.cli.simulate_question import question_of_run
     from elastic_train.storage.json_lines import read_json_lines
 
-    if asked.runs < 1:
+    if asked.runs is not None and asked.runs < 1:
         raise UserError(f"--runs={asked.runs}: must be at least 1")
     name, store = open_folder(run, storage, endpoint_url, region)
     return question_of_run(name, read_json_lines(store, "ledger.jsonl"), read_json_lines(store, "steps.jsonl"), asked)

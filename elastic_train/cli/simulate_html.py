@@ -29,6 +29,7 @@ img { max-width: 100% }
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</table>
 {% endfor %}
+{% for note in notes %}<p>{{ note }}</p>{% endfor %}
 <p>+-: half of the 95 % confidence interval of the mean over the runs; p5, p95: of single runs.</p>
 </body></html>
 """
@@ -49,6 +50,7 @@ def write_page(out: Path, question: Question, answers: Sequence[Answer], search:
         sentence=search.sentence if search else "",
         picture=base64.b64encode(picture).decode(),
         tables=[figures, causes],
+        notes=question.notes,
     )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from elastic_train.cli.guard import UserError
+from elastic_train.cli.simulate_asked import (
+    CHECKPOINT_TAKES,
+    RECOVERIES,
+    RUNS,
+    Asked,
+    check_asked,
+    check_beside_trace,
+)
 from elastic_train.config.faults import LLAMA3_FAILURES, LLAMA3_SECONDS, TraceError, read_trace
 from elastic_train.config.job import Job
 from elastic_train.planner.simulation.confidence import Runs
-from elastic_train.planner.simulation.costs import HANG_SECONDS, LEASE_SECONDS, Pace, Saves, Tiers, elastic, restarts
+from elastic_train.planner.simulation.costs import Pace, Saves, Tiers, elastic, restarts
 from elastic_train.planner.simulation.events import simulate
 from elastic_train.planner.simulation.failures import (
     Distribution,
@@ -27,40 +35,8 @@ from elastic_train.planner.simulation.throughput import Throughput, planned, pro
 LLAMA3_NODES, LLAMA3_SPARES = 2048, 16
 """16,384 GPUs; the cluster had 24,000 (arXiv:2407.21783, section 3.3), so spares were never short."""
 LLAMA3_MTBF = LLAMA3_SECONDS * LLAMA3_NODES / sum(cause.count for cause in LLAMA3_FAILURES.values())
-"""Of one node, seconds."""
-_LEAST = {"nodes": 1, "gpus_per_node": 1, "spares": 0, "unit_nodes": 1, "min_nodes": 1, "runs": 1, "rack_nodes": 0}
-_LEAST |= {"partners": 0, "checkpoint_stall": 0}
-RECOVERIES = ("elastic", "restart", "both")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The options; None: not given. Times in seconds unless the name says otherwise."""
-
-    job: str | None = None
-    like: str | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    mtbf_hours: float | None = None
-    days: float | None = None
-    spares: int | None = None
-    unit_nodes: int = 1
-    min_nodes: int = 1
-    step: float = 10.0
-    checkpoint_every: float | None = None
-    checkpoint_takes: float = 60.0
-    checkpoint_stall: float | None = None
-    partners: int | None = None
-    failures: str = "exponential"
-    rack_nodes: int = 0
-    rack_mtbf_hours: float | None = None
-    spot: str | None = None
-    notice: float = 120.0
-    replace: float = 3600.0
-    recovery: str | None = None
-    pause: float | None = None
-    seed: int = 1
-    runs: int = 20
+"""Of one node of 8 GPUs, seconds."""
+_MOST_FAILURES = 1e7
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +50,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """``measured``: what is known of the real run that is simulated."""
+    """``measured``: what is known of the real run that is simulated. ``notes``: sentences on what was assumed."""
 
     title: str
     cases: list[Case]
     measured: Measured | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def asked_of(asked: Asked) -> Question:
@@ -93,18 +70,43 @@ def asked_of(asked: Asked) -> Question:
         each = asked.gpus_per_node or min(8, job.hosts.max)
         asked = _filled(asked, Asked(nodes=-(-job.hosts.max // each), gpus_per_node=each))
     asked = _filled(asked, Asked(gpus_per_node=8, spares=0))
-    _check(asked)
+    check_asked(asked)
     failures = _failures(asked)
     scenarios = _scenarios(asked, job, failures, _duration(asked, failures))
-    count = 1 if failures.trace is not None else asked.runs
+    count = 1 if failures.trace is not None else asked.runs or RUNS
+    _check_number(scenarios, failures, count)
     cases = [_case(name, scenario, asked.seed, count) for name, scenario in scenarios.items()]
     first = cases[0].scenario
     title = (
         f"{first.nodes:,} nodes x {first.hosts_per_node} GPUs, {first.spares} spare, "
-        f"{_length(first.duration)}; {_told(asked, failures)}; "
+        f"{_length(first.duration)}; {_told(asked, failures, first.duration)}; "
         f"{count} run{'s' if count > 1 else ''} from seed {asked.seed}"
     )
-    return Question(title, cases)
+    return Question(title, cases, notes=_notes(asked, job))
+
+
+def _check_number(scenarios: dict[str, Scenario], failures: Failures, runs: int) -> None:
+    scenario = next(iter(scenarios.values()))
+    expected = failures.expected(scenario.places, scenario.duration) * runs
+    if not expected <= _MOST_FAILURES:
+        raise UserError(
+            f"{expected:.2g} failures are to be expected in {runs} runs: at most {_MOST_FAILURES:.0e} can be "
+            "simulated; give fewer --runs, --days or --nodes, or a longer --mtbf-hours"
+        )
+
+
+def _notes(asked: Asked, job: Job | None) -> list[str]:
+    assert asked.nodes is not None and asked.gpus_per_node is not None
+    hosts, notes = asked.nodes * asked.gpus_per_node, []
+    if job is not None and job.hosts.max != hosts:
+        used = "the job uses no more" if job.hosts.max > hosts else "the rest stands by"
+        notes.append(f"{asked.job} asks for up to {job.hosts.max} hosts, the full cluster has {hosts}: {used}")
+    if asked.pause is None:
+        notes.append(
+            "pauses: elastic's were measured with a small model on 4 hosts and one machine, restart's are assumed "
+            "(10 minutes); +- is chance in the failures and leaves out how wrong these may be: try --pause"
+        )
+    return notes
 
 
 def question_of_run(
@@ -117,7 +119,7 @@ def question_of_run(
         raise UserError(f"{name}: {error}") from None
 
     def outcomes(history: bool) -> list[Outcome]:
-        seeds = range(asked.seed, asked.seed + asked.runs)
+        seeds = range(asked.seed, asked.seed + (asked.runs or RUNS))
         again = [measured(ledger, steps, seed).scenario() for seed in seeds]
         return [simulate(each, history=history and not number) for number, each in enumerate(again)]
 
@@ -135,54 +137,20 @@ def _job(path: str | None) -> Job | None:
 
 def _filled(asked: Asked, known: Asked) -> Asked:
     """``asked`` with what ``known`` says where nothing was given."""
-    names = ("nodes", "gpus_per_node", "days", "spares")
+    names = ("nodes", "gpus_per_node", "days", "spares", "unit_nodes")
     given = {name: getattr(asked, name) for name in names}
     fill = {name: getattr(known, name) for name, value in given.items() if value is None}
-    if known.unit_nodes != 1 and asked.unit_nodes == 1:
-        fill["unit_nodes"] = known.unit_nodes
     return replace(asked, **fill)
-
-
-def _check(asked: Asked) -> None:
-    if asked.nodes is None:
-        raise UserError("give a cluster: --nodes, a job file, --like llama3, or --from JOB for a run of yours")
-    for name, bound in _LEAST.items():
-        value = getattr(asked, name)
-        if value is not None and not value >= bound:
-            raise UserError(f"{_option(name)}={value}: must be at least {bound}")
-    for name in ("mtbf_hours", "rack_mtbf_hours", "days"):
-        value = getattr(asked, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"{_option(name)}={value:g}: must be a number above 0")
-    for name in ("unit_nodes", "min_nodes"):
-        if asked.job is not None and getattr(asked, name) != 1:
-            raise UserError(f"{_option(name)}: {asked.job} says that itself, by parallel and hosts.min")
-        if getattr(asked, name) > asked.nodes:
-            raise UserError(f"{_option(name)}={getattr(asked, name)}: must be at most --nodes={asked.nodes}")
-    if asked.recovery not in (None, *RECOVERIES):
-        raise UserError(f"--recovery={asked.recovery}: must be one of {', '.join(RECOVERIES)}")
-    if bool(asked.rack_nodes) != (asked.rack_mtbf_hours is not None):
-        raise UserError("--rack-nodes and --rack-mtbf-hours belong together: how many nodes fail at once, how often")
-    every, takes = asked.checkpoint_every, asked.checkpoint_takes
-    if every is not None and every < takes:
-        raise UserError(f"--checkpoint-every={every:g}s: must be at least --checkpoint-takes={takes:g}s")
-    if (asked.checkpoint_stall or 0.0) > takes:
-        raise UserError(
-            f"--checkpoint-stall={asked.checkpoint_stall:g}s: must be at most --checkpoint-takes={takes:g}s"
-        )
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _failures(asked: Asked) -> Failures:
     try:
         if Path(asked.failures).suffix in (".jsonl", ".json", ".txt") or Path(asked.failures).is_file():
+            check_beside_trace(asked)
             return Failures(trace=traced(read_trace(Path(asked.failures), asked.seed, asked.notice)))
         shape: Distribution = distribution(asked.failures)
         return Failures(
-            mtbf=LLAMA3_MTBF if asked.mtbf_hours is None else 3600 * asked.mtbf_hours,
+            mtbf=LLAMA3_MTBF * 8 / (asked.gpus_per_node or 8) if asked.mtbf_hours is None else 3600 * asked.mtbf_hours,
             distribution=shape,
             rack_nodes=asked.rack_nodes,
             rack_mtbf=3600 * asked.rack_mtbf_hours if asked.rack_mtbf_hours else float("inf"),
@@ -208,24 +176,20 @@ def _scenarios(asked: Asked, job: Job | None, failures: Failures, duration: floa
 def _scenario(name: str, asked: Asked, job: Job | None, failures: Failures, duration: float) -> Scenario:
     assert asked.nodes is not None and asked.gpus_per_node is not None and asked.spares is not None
     nodes, each, restart = asked.nodes, asked.gpus_per_node, name == "restart"
-    failure = job.failure if job else None
-    if restart:
-        costs = restarts()
-    else:
-        costs = elastic(*((failure.hang_seconds, failure.lease_seconds) if failure else (HANG_SECONDS, LEASE_SECONDS)))
+    costs = restarts() if restart else elastic(job.failure if job else None)
     if asked.pause is not None:
         pauses = {kind: pause.scaled(asked.pause) for kind, pause in costs.pauses.items()}
-        costs = replace(costs, pauses=pauses, per_host=0.0, load=0.0)
+        costs = replace(costs, pauses=pauses, growth=costs.growth.scaled(asked.pause), per_host=0.0, load=0.0)
     partners = asked.partners if asked.partners is not None else job.snapshot.partners if job else 1
     return Scenario(
         nodes=nodes,
         hosts_per_node=each,
         spares=asked.spares,
-        throughput=_throughput(asked, job, restart),
+        throughput=_throughput(asked, job, restart=restart),
         failures=failures,
         duration=duration,
         costs=costs,
-        saves=_saves(asked, job, restart),
+        saves=_saves(asked, job, restart=restart),
         tiers=Tiers(memory=not restart, partners=partners),
         pace=Pace(asked.step),
         growth=Growth(job.hosts.growth_horizon_seconds, job.hosts.growth_margin) if job else Growth(),
@@ -233,11 +197,11 @@ def _scenario(name: str, asked: Asked, job: Job | None, failures: Failures, dura
     )
 
 
-def _throughput(asked: Asked, job: Job | None, restart: bool) -> Throughput:
+def _throughput(asked: Asked, job: Job | None, *, restart: bool) -> Throughput:
     assert asked.nodes is not None and asked.gpus_per_node is not None
     each = asked.gpus_per_node
     full = asked.nodes * each
-    if restart:  # the same size again, or none
+    if restart and asked.min_nodes is None:  # the same size again, or none
         return proportional(full, full)
     if job is not None:
         from elastic_train.planner.layouts import NoLayout
@@ -246,17 +210,21 @@ def _throughput(asked: Asked, job: Job | None, restart: bool) -> Throughput:
             return planned(job, {each: asked.nodes})
         except NoLayout as error:
             raise UserError(f"{asked.job}: {error}") from None
-    return proportional(full, asked.min_nodes * each, asked.unit_nodes * each)
+    return proportional(full, (asked.min_nodes or 1) * each, (asked.unit_nodes or 1) * each)
 
 
-def _saves(asked: Asked, job: Job | None, restart: bool) -> Saves:
-    every = asked.checkpoint_every
-    if every is None:
-        every = job.checkpoint.every_steps * asked.step if job else 300.0 if restart else 600.0
+def _saves(asked: Asked, job: Job | None, *, restart: bool) -> Saves:
+    every, takes = asked.checkpoint_every, asked.checkpoint_takes or CHECKPOINT_TAKES
+    if every is None and job is not None:
+        every = job.checkpoint.every_steps * asked.step
+        if asked.checkpoint_takes and takes > every:
+            raise UserError(f"--checkpoint-takes={takes:g}s: {asked.job} saves every {every:g}s; give at most that")
+    elif every is None:
+        every = max(300.0 if restart else 600.0, takes)
     stall = asked.checkpoint_stall
     if stall is None:
         stall = 5.0 if restart else 0.0
-    return Saves(every, min(stall, asked.checkpoint_takes), min(asked.checkpoint_takes, every))
+    return Saves(every, min(stall, takes), min(takes, every))
 
 
 def _case(name: str, scenario: Scenario, seed: int, count: int) -> Case:
@@ -270,10 +238,10 @@ def _length(seconds: float) -> str:
     return f"{seconds:.4g} seconds"
 
 
-def _told(asked: Asked, failures: Failures) -> str:
+def _told(asked: Asked, failures: Failures, duration: float) -> str:
     """The failures in words."""
     if failures.trace is not None:
-        return f"{len(failures.trace)} failures of {asked.failures}"
+        return f"{sum(each.at < duration for each in failures.trace)} failures of {asked.failures}"
     told = [f"a node fails once in {failures.mtbf / 3600:,.0f} hours ({asked.failures})"]
     if asked.rack_nodes:
         told.append(f"{asked.rack_nodes} nodes at once in {asked.rack_mtbf_hours:,.0f} hours")

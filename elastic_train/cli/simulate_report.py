@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,21 @@ from typing import Any
 import typer
 
 from elastic_train.checkpoint.interval import daly, young
-from elastic_train.cli.simulate_question import Asked, Case, Question
+from elastic_train.cli.guard import UserError
+from elastic_train.cli.simulate_asked import Asked
+from elastic_train.cli.simulate_question import Case, Question
 from elastic_train.cli.tables import Column, print_table
 from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.answer import Answer
-from elastic_train.planner.simulation.best import Best, best_interval, best_spares, shortest
+from elastic_train.planner.simulation.best import (
+    FLAT,
+    Best,
+    best_interval,
+    best_spares,
+    shortest,
+    time_between_falls,
+)
 from elastic_train.planner.simulation.confidence import Runs
-from elastic_train.planner.simulation.scenario import Outcome
 from elastic_train.tracking.simulation_plot import Curve, Panel, plot_simulation
 
 
@@ -44,7 +53,14 @@ class Search:
 
     def as_dict(self) -> dict[str, Any]:
         tried = [{"value": each.value, "loss": each.loss.as_dict()} for each in self.best.candidates]
-        return {"what": self.what, "value": self.best.value, "formulas": self.marks, "candidates": tried}
+        return {
+            "what": self.what,
+            "value": self.best.value,
+            "sure": self.best.sure,
+            "as_good": self.best.flat,
+            "formulas": self.marks,
+            "candidates": tried,
+        }
 
 
 def report(
@@ -57,10 +73,11 @@ def report(
     plot: Path | None,
     html: Path | None,
 ) -> None:
-    """Run the question and say the answer."""
+    """Run the question and say the answer. Raises UserError for a file that cannot be written, before it runs."""
+    _check_files(plot, html)
     drawn = plot is not None or html is not None
     answers = [Answer(case.name, case.outcomes(drawn), price) for case in question.cases]
-    search = _search(best, question.cases[0], answers[0].outcomes, asked) if best else None
+    search = _search(best, question.cases[0], len(answers[0].outcomes), asked.seed) if best else None
     if as_json:
         typer.echo(json.dumps(_as_dict(question, answers, search), indent=1))
     else:
@@ -73,8 +90,28 @@ def report(
         write_page(html, question, answers, search)
 
 
+def _check_files(plot: Path | None, html: Path | None) -> None:
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise UserError(f"--plot={plot}: must end in .png")
+    for name, out in (("--plot", plot), ("--html", html)):
+        if out is None:
+            continue
+        if out.is_dir():
+            raise UserError(f"{name}={out}: is a folder; give a file")
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=out.parent):
+                pass
+        except OSError as error:
+            raise UserError(f"{name}={out}: cannot be written ({error.strerror}); give another place") from None
+
+
 def _as_dict(question: Question, answers: Sequence[Answer], search: Search | None) -> dict[str, Any]:
-    answer: dict[str, Any] = {"question": question.title, "answers": {each.name: each.as_dict() for each in answers}}
+    answer: dict[str, Any] = {
+        "question": question.title,
+        "notes": question.notes,
+        "answers": {each.name: each.as_dict() for each in answers},
+    }
     if question.measured is not None:
         seen = question.measured
         answer["measured"] = {"goodput %": 100 * seen.goodput, "seconds": dict(seen.seconds)}
@@ -125,6 +162,8 @@ def _print(question: Question, answers: Sequence[Answer], search: Search | None)
         typer.echo(f"goodput measured {seen:.1f} %, simulated {simulated:.1f} %: {simulated - seen:+.1f} points")
     if search is not None:
         typer.echo(search.sentence)
+    for note in question.notes:
+        typer.echo(note)
     events = statistics.fmean(run.events for answer in answers for run in answer.outcomes)
     typer.echo(f"+-: 95 % confidence of the mean; p5, p95: of single runs; {events:,.0f} events per run")
 
@@ -148,38 +187,46 @@ def draw(question: Question, answers: Sequence[Answer], search: Search | None, o
     )
 
 
-def _search(what: str, case: Case, outcomes: Sequence[Outcome], asked: Asked) -> Search:
-    if what == "spares":
-        return _search_spares(case, asked)
+def _search(what: str, case: Case, runs: int, seed: int) -> Search:
+    return _search_spares(case, runs, seed) if what == "spares" else _search_interval(case, runs, seed)
+
+
+def _search_interval(case: Case, runs: int, seed: int) -> Search:
     scenario = case.scenario
-    best = best_interval(Runs(scenario, asked.seed, len(outcomes)), scenario)
+    drawn = Runs(scenario, seed, runs)
+    best = best_interval(drawn, scenario)
     if best.value is None:
         sentence = (
-            "best interval: no failure in these runs took a step that was in memory with it, so none is better; "
-            "checkpoints in storage only bound what the loss of everything would take"
+            f"best interval ({case.name}): no failure in these runs took the state in memory with it, so they do not "
+            "tell: checkpoints only bound what such a loss would take; more --days or --runs may meet one"
         )
-        return Search(what, best, {}, sentence)
-    if best.value <= shortest(scenario) * 1.01:
-        told = f"best interval ({case.name}): {best.value:,.0f} s of work, the shortest that a save's own time allows"
-        return Search(what, best, {}, told)
-    lost = statistics.fmean(run.from_storage for run in outcomes)
-    marks = {}
-    if lost and scenario.saves.stall:
-        mtbf = scenario.duration / lost
-        marks = {"Young": young(scenario.saves.stall, mtbf), "Daly": daly(scenario.saves.stall, mtbf)}
-    told = "".join(f", {name} {seconds:,.0f} s" for name, seconds in marks.items())
-    rate = f"{lost:,.1f} failures a run go to storage"
-    return Search(what, best, marks, f"best interval ({case.name}): {best.value:,.0f} s of work{told}; {rate}")
+        return Search("interval", best, {}, sentence)
+    outcomes = drawn.outcomes()
+    mtbf, stall = time_between_falls(outcomes), scenario.saves.stall
+    marks = {"Young": young(stall, mtbf), "Daly": daly(stall, mtbf)} if mtbf and stall else {}
+    told = [f"best interval ({case.name}): {best.value:,.4g} s of work"]
+    if best.value <= shortest(scenario):
+        told[0] += ", the shortest that a save's own time allows"
+    if best.sure is not None:
+        told.append("resampled runs give {:,.0f} to {:,.0f} s".format(*best.sure))
+    if best.flat is not None:
+        told.append("{:,.0f} to {:,.0f} s lose less than {:g} points".format(*best.flat, 100 * FLAT))
+    told += [f"{name} {seconds:,.0f} s" for name, seconds in marks.items()]
+    told.append(f"{statistics.fmean(run.from_storage for run in outcomes):,.1f} failures a run go to storage")
+    return Search("interval", best, marks, "; ".join(told))
 
 
-def _search_spares(case: Case, asked: Asked) -> Search:
-    scenario = case.scenario
-    most = max(8, scenario.nodes // 32)
-    best = best_spares(Runs(scenario, asked.seed, asked.runs, most), scenario, most)
+def _search_spares(case: Case, runs: int, seed: int) -> Search:
+    best = best_spares(case.scenario, seed, runs, max(8, case.scenario.nodes // 32))
     found = next(each for each in best.candidates if each.value == best.value)
+    most = best.candidates[-1].value
     sentence = (
-        f"best number of spare nodes ({case.name}): {best.value:.0f} of up to {most}; a step then costs "
+        f"best number of spare nodes ({case.name}): {best.value:.0f} of up to {most:.0f}; a step then costs "
         f"{found.loss.mean:.4f} times the host-seconds of one without failures and spares (none: "
         f"{best.candidates[0].loss.mean:.4f})"
     )
+    if best.sure is not None and best.sure[0] < best.sure[1]:
+        sentence += "; {:.0f} to {:.0f} cost the same as far as these runs tell".format(*best.sure)
+    if best.value == most:
+        sentence += "; that is the most that was tried, more may cost still less"
     return Search("spares", best, {}, sentence)

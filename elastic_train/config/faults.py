@@ -30,6 +30,10 @@ NODE_KINDS = (Kind.KILL_NODE, Kind.PARTITION, Kind.DRAIN)
 """Those that strike a whole node."""
 
 
+_LATEST = 1e9
+"""seconds, 31 years"""
+
+
 class TraceError(ValueError):
     """A trace cannot be read; the sentence names the file and the line."""
 
@@ -139,6 +143,8 @@ def _parse(where: str, line: str, pick: float, seconds: float) -> Fault:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise TraceError(f"{where}: {name}={value!r} must be a number of at least 0")
+        if value > _LATEST:
+            raise TraceError(f"{where}: {name}={value!r} must be at most {_LATEST:g} seconds, 31 years")
     if numbers["pick"] >= 1:
         raise TraceError(f"{where}: pick={numbers['pick']!r} must be below 1")
     return Fault(float(numbers["at"]), Kind(entry["kind"]), float(numbers["pick"]), float(numbers["seconds"]))

@@ -27,6 +27,29 @@ TRACE = '{"at": 100, "kind": "kill-node"}\n{"at": 900, "kind": "hang"}\n'
         (["--nodes", "4", "--mtbf-hours", "0"], "--mtbf-hours=0: must be a number above 0"),
         (["--nodes", "4", "--mtbf-hours", "nan"], "--mtbf-hours=nan: must be a number above 0"),
         (["--nodes", "4", "--unit-nodes", "5"], "--unit-nodes=5: must be at most --nodes=4"),
+        (["--nodes", "5", "--unit-nodes", "2"], "--nodes=5: only whole replicas of --unit-nodes=2 work; give 4 or 6"),
+        (
+            ["--like", "llama3", "--nodes", "8"],
+            "--nodes=8: only whole replicas of --unit-nodes=16, as of --like=llama3, work; give 16",
+        ),
+        (
+            ["--nodes", "4", "--failures", "trace.jsonl", "--spot", "1/d"],
+            "--spot: all failures are those of trace.jsonl; give only one of them",
+        ),
+        (["--nodes", "4", "--failures", "trace.jsonl", "--mtbf-hours", "9"], "--mtbf-hours: all failures are those of"),
+        (
+            ["--nodes", "4", "--failures", "trace.jsonl", "--runs", "3"],
+            "--runs=3: trace.jsonl is one run; leave it out",
+        ),
+        (["--nodes", "4", "--failures", "late.jsonl"], "late.jsonl, line 1: at=1e+308 must be at most 1e+09 seconds"),
+        (["job.yaml", "--checkpoint-takes", "1d"], "--checkpoint-takes=86400s: job.yaml saves every"),
+        (["--nodes", "4", "--plot", "picture.xyz"], "--plot=picture.xyz: must end in .png"),
+        (["--nodes", "4", "--plot", "/proc/x.png"], "--plot=/proc/x.png: cannot be written"),
+        (["--nodes", "4", "--html", "empty"], "--html=empty: is a folder; give a file"),
+        (["--nodes", "4", "--html", "bad.jsonl/page.html"], "--html=bad.jsonl/page.html: cannot be written"),
+        (["--nodes", "4", "--mtbf-hours", "1e-5"], "failures are to be expected in 20 runs: at most 1e+07"),
+        (["--nodes", "4", "--days", "1e300"], "failures are to be expected in 20 runs: at most 1e+07"),
+        (["--from", "./lone"], "the ledger's last run has no host_joined before its first generation"),
         (["--nodes", "4", "--failures", "gauss"], "--failures='gauss': must be exponential, weibull:SHAPE"),
         (["--nodes", "4", "--failures", "weibull:0"], "--failures='weibull:0': must be exponential, weibull:SHAPE"),
         (["--nodes", "4", "--failures", "bad.jsonl"], "bad.jsonl, line 2: kind='explode' is none of kill-trainer"),
@@ -63,6 +86,12 @@ def test_a_mistake_is_a_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"at": 1, "kind": "hang"}\n{"at": 2, "kind": "explode"}\n')
+    (tmp_path / "trace.jsonl").write_text(TRACE)
+    (tmp_path / "late.jsonl").write_text('{"at": 1e308, "kind": "hang"}\n')
+    (tmp_path / "lone").mkdir()
+    ledger = (RUN / "ledger.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "lone" / "ledger.jsonl").write_text("".join(line for line in ledger if "host_joined" not in line))
+    shutil.copy(RUN / "steps.jsonl", tmp_path / "lone")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "ledger.jsonl").write_text("")
     (tmp_path / "job.yaml").write_text(GOOD + "parallel: {pp: 2, dp_shard: auto}\nhosts: {min: 2, max: 4}\n")
@@ -85,6 +114,8 @@ def test_an_answer_as_json_as_a_table_and_as_a_page(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "page.html").read_text()
     assert "data:image/png;base64,iVBOR" in page and "restored from storage" in page
     assert "http" not in page  # nothing is fetched
+    (note,) = json.loads(done.stdout)["notes"]
+    assert "measured with a small model" in note and "restart&#39;s are assumed" in page
     table = elastic_train(*question, cwd=tmp_path)
     assert f"goodput %\t{figures['goodput %']['mean']}" in table.stdout
 
@@ -98,6 +129,7 @@ def test_a_trace_a_job_file_and_the_best_interval(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["question"].startswith("4 nodes x 2 GPUs, 0 spare, 22.5 minutes; 2 failures of trace.jsonl; 1 run")
     assert answer["answers"]["elastic"]["figures"]["restored from storage"]["mean"] == 1
+    assert len(answer["notes"]) == 1  # the cluster is just what the job asks for
     assert answer["best"]["what"] == "interval"
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 

@@ -26,6 +26,7 @@ class Answer:
             "goodput %": figures(self.outcomes, lambda run: 100 * run.goodput),
             "ETTR %": figures(self.outcomes, lambda run: 100 * run.ettr),
             "progress %": figures(self.outcomes, lambda run: 100 * run.progress),
+            "waiting %": figures(self.outcomes, lambda run: 100 * run.waiting),
             "failures": figures(self.outcomes, lambda run: run.failures),
             "interruptions": figures(self.outcomes, lambda run: run.interruptions),
             "restored from storage": figures(self.outcomes, lambda run: run.from_storage),
@@ -43,7 +44,9 @@ class Answer:
     def shares(self) -> dict[Cause, float]:
         """Cause -> mean percent of the hosts' time, in the order of the ledger's causes."""
         means = {
-            cause: statistics.fmean(100 * run.seconds.get(cause, 0.0) / run.host_seconds for run in self.outcomes)
+            cause: statistics.fmean(
+                100 * run.seconds.get(cause, 0.0) / (run.host_seconds or 1.0) for run in self.outcomes
+            )
             for cause in Cause
         }
         return {cause: share for cause, share in means.items() if share > 0}

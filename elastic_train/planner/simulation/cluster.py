@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 from elastic_train.config.faults import NODE_KINDS, Kind
-from elastic_train.planner.simulation.costs import Tiers
 from elastic_train.planner.simulation.failures import Failure
 
 
@@ -28,10 +27,9 @@ class Cluster:
     """
 
     def __init__(self, places: int, hosts_per_node: int) -> None:
-        self._places, self._hosts_per_node = places, hosts_per_node
         self._nodes = dict.fromkeys(range(places), hosts_per_node)
         """place -> hosts that are ready"""
-        self.sizes = Counter({hosts_per_node: places})
+        self._sizes = Counter({hosts_per_node: places})
         """hosts on a node -> nodes with so many"""
         self.ready = places * hosts_per_node
         self.used = 0
@@ -39,11 +37,22 @@ class Cluster:
         self.starting = 0
         self.age = Counter[int]()
         """place -> nodes that have gone from it: who starts there is forgotten with the node"""
+        self._ring: list[int] = []
+        """places of the job's nodes when it last ran, in their order: each has copies on the next ones"""
         self._gone: set[int] = set()
-        """places whose memory was lost since the job last ran"""
+        """those of them whose memory was lost since"""
 
-    def victim(self, failure: Failure) -> Victim | None:
-        """Whom ``failure`` strikes; None when there is nobody, or only hosts that are not ready yet."""
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Hosts on a node -> nodes with so many."""
+        return {hosts: count for hosts, count in self._sizes.items() if count}
+
+    def victims(self, failure: Failure) -> list[Victim]:
+        """Whom ``failure`` strikes; empty when there is nobody, or only hosts that are not ready yet."""
+        struck = [failure, *(replace(failure, node=place) for place in failure.beside)]
+        return [victim for each in struck if (victim := self._victim(each)) is not None]
+
+    def _victim(self, failure: Failure) -> Victim | None:
         if failure.node is not None:
             return self._victim_on(failure.node, failure)
         if failure.kind in NODE_KINDS:
@@ -83,13 +92,21 @@ class Cluster:
         hosts = self._nodes.pop(place, 0)
         starting = self._starting.pop(place, 0)
         if hosts:
-            self.sizes[hosts] -= 1
+            self._sizes[hosts] -= 1
         self.ready -= hosts
         self.starting -= starting
         self.age[place] += 1
-        if memory:
-            self._gone.add(place)
+        self._lose_memory(place, handed_on=not memory)
         return hosts + starting
+
+    def _lose_memory(self, place: int, *, handed_on: bool) -> None:
+        """Of a node that goes; those that remain have what it ``handed_on``, when there are any."""
+        if place not in self._ring:
+            return
+        if handed_on and place not in self._gone and len(self._ring) > len(self._gone) + 1:
+            self._ring.remove(place)
+        else:
+            self._gone.add(place)
 
     def lose_host(self, place: int) -> None:
         """One host of the node ends; the memory of the node stays."""
@@ -111,27 +128,32 @@ class Cluster:
     def _resize(self, place: int, change: int) -> None:
         before = self._nodes.get(place, 0)
         if before:
-            self.sizes[before] -= 1
+            self._sizes[before] -= 1
         after = before + change
-        self.sizes[after] += 1
+        self._sizes[after] += 1
         self.ready += change
         self._nodes[place] = after
         if not after:
-            self.sizes[0] -= 1
+            self._sizes[0] -= 1
             del self._nodes[place]
 
     def running(self) -> None:
-        """The state is whole in memory again, with all copies."""
+        """The state is whole in the memory of the nodes that the job uses, with all copies; spares have none."""
+        places, idle = list(self._nodes), self.ready - self.used
+        while places and idle >= self._nodes[places[-1]]:
+            idle -= self._nodes[places.pop()]
+        self._ring = sorted(places)
         self._gone.clear()
 
-    def state_is_lost(self, tiers: Tiers) -> bool:
-        """Whether a node and all that hold copies of its memory have gone since the job last ran."""
-        if not tiers.memory:
-            return True
-        return any(all(each in self._gone for each in self._partners(place, tiers.partners)) for place in self._gone)
+    def forget(self) -> None:
+        """What is in memory is of no use any more."""
+        self._ring = []
+        self._gone.clear()
+
+    def state_is_lost(self, partners: int) -> bool:
+        """Whether a node of the job and the next ``partners`` around the ring have gone since the job last ran."""
+        return any(self._gone.issuperset(self._partners(place, partners)) for place in self._gone)
 
     def _partners(self, place: int, count: int) -> list[int]:
-        """The next nodes around the ring of those that were there."""
-        around = ((place + ahead) % self._places for ahead in range(1, self._places))
-        there = (each for each in around if each in self._gone or each in self._nodes)
-        return list(itertools.islice(there, count))
+        at = self._ring.index(place)
+        return [*self._ring[at + 1 :], *self._ring[:at]][:count]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from elastic_train.config.faults import Kind
+from elastic_train.config.operation import FailureConfig
 from elastic_train.config.time_causes import Cause
 
 
@@ -61,8 +62,6 @@ RESTORE_SECONDS_PER_HOST = 0.002
 RESTART = Pause(120.0, 60.0, 240.0, 120.0, 60.0)
 """A restart of the whole job. 10 minutes in all: MegaScale (arXiv:2402.15627, section 4) reports less than that for
 detection and diagnosis on 10,000 GPUs; how it is divided is assumed."""
-HANG_SECONDS, LEASE_SECONDS = 60.0, 10.0
-"""Defaults of a job file's ``failure.hang_seconds`` and ``failure.lease_seconds``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,13 @@ class Costs:
         return replace(pause, restore=pause.restore + self.per_host * hosts + (self.load if from_storage else 0.0))
 
 
-def elastic(hang_seconds: float = HANG_SECONDS, lease_seconds: float = LEASE_SECONDS, load: float = 30.0) -> Costs:
-    """This engine's costs. ``load`` is assumed: the time from storage depends on the bucket and the model."""
-    waits = {Kind.HANG: hang_seconds, Kind.PARTITION: lease_seconds}
+def elastic(failure: FailureConfig | None = None, load: float = 30.0) -> Costs:
+    """This engine's costs; ``failure``: of a job file, default: what that has by default.
+
+    ``load`` is assumed: the time from storage depends on the bucket and the model.
+    """
+    failure = failure or FailureConfig()
+    waits = {Kind.HANG: failure.hang_seconds, Kind.PARTITION: failure.lease_seconds}
     pauses = {
         kind: replace(pause, detection=pause.detection + waits.get(kind, 0.0)) for kind, pause in MEASURED.items()
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
@@ -14,7 +13,7 @@ from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.account import Account
 from elastic_train.planner.simulation.cluster import Cluster
 from elastic_train.planner.simulation.failures import Failure
-from elastic_train.planner.simulation.progress import Progress, Stretch
+from elastic_train.planner.simulation.progress import Kept, Progress, Stretch
 from elastic_train.planner.simulation.scenario import Outcome, Scenario
 from elastic_train.planner.simulation.throughput import Share
 
@@ -25,15 +24,6 @@ class _Mode(Enum):
     PAUSED = auto()  # a generation is being formed
     RUNNING = auto()
     WAITING = auto()  # too few hosts
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What was computed of a step before a pause that does not lose it: a share of the step, and the time it took."""
-
-    fraction: float = 0.0
-    seconds: float = 0.0
-    host_seconds: float = 0.0
 
 
 def simulate(scenario: Scenario, seed: int = 1, *, history: bool = False) -> Outcome:
@@ -61,10 +51,13 @@ class _Run:
         """of the pause, each with its end"""
         self._pause_number = 0
         self._share = Share(0, 0.0)
-        self._kept = _Kept()
+        self._kept = Kept()
+        self._kind: Kind | None = None
+        """of the failure for which the job is recovering; None: it takes hosts in"""
         self._from_storage = False
         """the state is being read from there"""
         self._useful_time = 0.0
+        self._elapsed = dict.fromkeys(_Mode, 0.0)
         self._events = self._interruptions = self._fallbacks = self._steps_lost = 0
 
     def outcome(self) -> Outcome:
@@ -84,6 +77,8 @@ class _Run:
             seconds=dict(self._account.seconds),
             ettr=self._useful_time / end,
             progress=self._progress.furthest * step / end,
+            running=self._elapsed[_Mode.RUNNING],
+            waiting=self._elapsed[_Mode.WAITING] / end,
             steps=self._progress.furthest,
             failures=len(self._failures),
             interruptions=self._interruptions,
@@ -98,7 +93,7 @@ class _Run:
 
     def _begin(self) -> None:
         self._account.note(0.0)
-        share = self._scenario.throughput(self._sizes())
+        share = self._scenario.throughput(self._cluster.sizes)
         if share is None:
             self._wait()
             return
@@ -106,7 +101,8 @@ class _Run:
 
     def _end(self) -> None:
         self._keep(self._close())
-        self._spend_kept(Cause.USEFUL)  # a step under way counts as if it will be finished
+        again = self._progress.finished < self._progress.furthest
+        self._spend_kept(Cause.REPLAYED if again else Cause.USEFUL)  # a step under way counts as finished
         hosts = self._cluster.ready + self._cluster.starting
         self._account.charge(Cause.FINISHING, self._scenario.finish * hosts)
         self._account.note(self._scenario.duration + self._scenario.finish)
@@ -129,6 +125,7 @@ class _Run:
     def _close(self) -> Stretch | None:
         """Charge the members until now; returns what a stretch of work has come to."""
         stretch = None
+        self._elapsed[self._mode] += self._now - self._since
         if self._mode is _Mode.RUNNING:
             stretch = self._work()
         elif self._mode is _Mode.PAUSED:
@@ -169,7 +166,7 @@ class _Run:
         beside = {} if cause is Cause.LOST_STEP else self._scenario.pace.beside
         self._account.step(cause, self._kept.host_seconds, beside)
         self._useful_time += self._kept.seconds if cause is Cause.USEFUL else 0.0
-        self._kept = _Kept()
+        self._kept = Kept()
 
     def _charge_step(self, cause: Cause, seconds: float) -> None:
         self._account.step(cause, seconds * self._share.hosts, self._scenario.pace.beside)
@@ -178,50 +175,69 @@ class _Run:
     # -- failures ------------------------------------------------------------------------------------------------
 
     def _fail(self, failure: Failure) -> None:
-        cluster, costs = self._cluster, self._scenario.costs
-        victim = cluster.victim(failure)
-        if victim is None or failure.kind not in costs.pauses:
+        cluster, scenario = self._cluster, self._scenario
+        victims = cluster.victims(failure)
+        if not victims or failure.kind not in scenario.costs.pauses:
             return
-        hit = victim.is_member and self._mode is not _Mode.WAITING
+        hit = any(victim.is_member for victim in victims) and self._mode is not _Mode.WAITING
+        in_order = self._leaves_in_order(failure)
         if hit:
             self._interruptions += 1
-            self._interrupt(keep_step=failure.kind == Kind.DRAIN and self._scenario.tiers.memory)
-        self._break(failure, victim.place)
+            self._interrupt(keep_step=in_order)
+        for victim in victims:
+            self._break(failure, victim.place, in_order=in_order)
+        if in_order and (self._mode is _Mode.WAITING or scenario.throughput(cluster.sizes) is None):
+            self._progress.save()  # while the node is still there
+        lost = cluster.state_is_lost(scenario.tiers.partners) if scenario.tiers.memory else hit
+        if lost:
+            self._fall_back(keep_step=in_order)
+        if lost and self._mode is _Mode.PAUSED and not hit:  # it was to be read from a node that the job had left
+            self._interruptions += 1
+            self._close()
+            hit = True
         if hit:
-            if cluster.state_is_lost(self._scenario.tiers):
-                self._fall_back()
             self._form(failure.kind)
+
+    def _leaves_in_order(self, failure: Failure) -> bool:
+        """Whether the notice is long enough to finish the step and to hand the state on."""
+        if failure.kind != Kind.DRAIN or not self._scenario.tiers.memory:
+            return False
+        pause = self._scenario.costs.of(failure.kind, self._share.hosts, from_storage=False)
+        step = 0.0 if self._mode is _Mode.WAITING else self._step
+        return failure.seconds >= step + pause.total
 
     def _interrupt(self, *, keep_step: bool) -> None:
         self._keep(self._close())
         if not keep_step:
             self._spend_kept(Cause.LOST_STEP)
 
-    def _break(self, failure: Failure, place: int) -> None:
+    def _break(self, failure: Failure, place: int, *, in_order: bool) -> None:
         """Take away what is broken, and let it come back."""
         scenario, cluster = self._scenario, self._cluster
         if failure.kind in NODE_KINDS or failure.repair:
-            at_once = failure.kind in (Kind.KILL_NODE, Kind.PARTITION)
+            at_once = failure.kind in NODE_KINDS and not in_order
             cluster.lose_node(place, memory=at_once)
-            away = scenario.replace if failure.kind != Kind.PARTITION or failure.repair else 0.0
-            self._come_later(place, scenario.hosts_per_node, failure.seconds + away)
+            whole = failure.kind == Kind.PARTITION and not failure.repair
+            away = failure.seconds if whole else max(failure.seconds, scenario.replace)
+            self._come_later(place, scenario.hosts_per_node, away)
         elif failure.kind == Kind.KILL_HOST:
             cluster.lose_host(place)
             self._come_later(place, 1, scenario.host_return)
 
-    def _fall_back(self) -> None:
-        lost = self._progress.fall_back(self._now)
-        self._steps_lost += lost
-        self._spend_kept(Cause.LOST_STEP)
-        if not self._from_storage:
-            self._fallbacks += 1
+    def _fall_back(self, *, keep_step: bool) -> None:
+        self._steps_lost += self._progress.fall_back(self._now)
+        if not keep_step:
+            self._spend_kept(Cause.LOST_STEP)
+        self._fallbacks += not self._from_storage
         self._from_storage = True
+        self._cluster.forget()
 
     # -- forming -------------------------------------------------------------------------------------------------
 
     def _form(self, kind: Kind | None) -> None:
         """The next generation of the hosts that are ready, if they are enough."""
-        share = self._scenario.throughput(self._sizes())
+        self._kind = kind
+        share = self._scenario.throughput(self._cluster.sizes)
         if share is None:
             self._wait()
             return
@@ -252,7 +268,7 @@ class _Run:
     def _grow(self) -> None:
         """Take in those that came, if that is worth a pause."""
         scenario = self._scenario
-        share = scenario.throughput(self._sizes())
+        share = scenario.throughput(self._cluster.sizes)
         if share is None or share.speed <= self._share.speed * (1 + 1e-9) or not scenario.costs.pauses_to_grow:
             return
         pause = scenario.costs.of(None, share.hosts, from_storage=False)
@@ -278,9 +294,7 @@ class _Run:
             return
         self._cluster.start(place, hosts)
         if self._mode is _Mode.WAITING:
-            self._form(None)
+            self._close()
+            self._form(self._kind)
         elif self._mode is _Mode.RUNNING:
             self._grow()
-
-    def _sizes(self) -> dict[int, int]:
-        return {hosts: count for hosts, count in self._cluster.sizes.items() if count}

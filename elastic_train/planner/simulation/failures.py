@@ -24,7 +24,8 @@ class UnknownFailures(ValueError):
 class Failure:
     """``node``: the number of its place, or None when ``pick`` in [0, 1) chooses among those that there are.
 
-    ``seconds``: of a partition or a notice. ``repair``: the node goes away until it is repaired.
+    ``seconds``: of a partition, or the notice of a drain. ``repair``: the node goes away until it is repaired.
+    ``beside``: places that are lost at the same moment.
     """
 
     at: float
@@ -33,6 +34,7 @@ class Failure:
     node: int | None = None
     seconds: float = 0.0
     repair: bool = False
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Failures:
         mtbf: of one node, seconds; inf: none of its own.
         mix: what they are, by their counts.
         rack_nodes, rack_mtbf: so many neighbours are lost together (a switch, a power feed) once per that time.
-        spot: a cloud takes a node back so often per second, with ``notice`` seconds.
+        spot: a cloud takes a node back so often per second; ``notice``: seconds, also before maintenance.
         trace: these instead of all that.
     """
 
@@ -104,6 +106,13 @@ class Failures:
     spot: float = 0.0
     notice: float = 120.0
     trace: tuple[Failure, ...] | None = None
+
+    def expected(self, nodes: int, duration: float) -> float:
+        """Mean number of failures of one run on ``nodes`` places."""
+        if self.trace is not None:
+            return len(self.trace)
+        racks = math.ceil(nodes / self.rack_nodes) / self.rack_mtbf if self.rack_nodes else 0.0
+        return duration * (nodes * (1 / self.mtbf + self.spot) + racks)
 
     def draw(self, nodes: int, duration: float, seed: int) -> list[Failure]:
         """Those of one run on ``nodes`` places, in the order of time."""
@@ -128,7 +137,8 @@ class Failures:
         at = self.distribution.first(self.mtbf, chance)
         while at < duration:
             (cause,) = chance.choices(self.mix, cum_weights=weights)
-            yield Failure(at, cause.kind, chance.random(), node, repair=cause.repair)
+            seconds = self.notice if cause.kind == Kind.DRAIN else 0.0
+            yield Failure(at, cause.kind, chance.random(), node, seconds, repair=cause.repair)
             at += self.distribution.gap(self.mtbf, chance)
 
     def _reclaims(self, node: int, duration: float, chance: random.Random) -> Iterator[Failure]:
@@ -140,8 +150,7 @@ class Failures:
     def _rack(self, members: Sequence[int], duration: float, chance: random.Random) -> Iterator[Failure]:
         at = chance.expovariate(1 / self.rack_mtbf)
         while at < duration:
-            for node in members:
-                yield Failure(at, Kind.KILL_NODE, 0.0, node)
+            yield Failure(at, Kind.KILL_NODE, 0.0, members[0], beside=tuple(members[1:]))
             at += chance.expovariate(1 / self.rack_mtbf)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 from collections import Counter, defaultdict
@@ -106,6 +107,10 @@ def measured(ledger: Sequence[Line], steps: Sequence[Line], seed: int = 1) -> Me
     if begin is None:
         raise NothingMeasured("the ledger has no job_started: nothing has run")
     run = _Run(ledger[begin:], steps)
+    if not run.has_hosts:
+        raise NothingMeasured(
+            "the ledger's last run has no host_joined before its first generation: who ran is unknown"
+        )
     accounts = run.of("time_account")
     if not run.formed or not accounts or not run.step_seconds:
         raise NothingMeasured("the ledger's last run has finished no step; simulate needs a run that has trained")
@@ -129,6 +134,10 @@ class _Run:
         self._later = [line for line in self.of("host_joined") if line["time"] > first]
         self._zero = statistics.fmean(line["time"] for line in self._joined) if self._joined else begin
 
+    @property
+    def has_hosts(self) -> bool:
+        return bool(self._joined)
+
     def of(self, event: str) -> list[Line]:
         return [line for line in self._ledger if line["event"] == event]
 
@@ -139,6 +148,7 @@ class _Run:
         start = self.formed[0]["time"] - self._zero
         pauses, growth = self._pauses()
         working = sum(seconds.get(cause, 0.0) for cause in (Cause.USEFUL, Cause.REPLAYED, *_BESIDE))
+        replace = self._until_joined(same_node=False)
         late = seconds.get(Cause.START, 0.0) - start * len(self._joined)
         return Measured(
             nodes=len(nodes),
@@ -152,8 +162,8 @@ class _Run:
             pauses=pauses,
             growth=growth,
             newcomer=max(late, 0.0) / len(self._later) if self._later else 0.0,
-            host_return=self._until_joined(same_node=True),
-            replace=self._until_joined(same_node=False),
+            host_return=min(self._until_joined(same_node=True), replace),
+            replace=replace,
             faults=tuple(self._faults(seed)),
             used=self._used(step),
             goodput=account["goodput"],
@@ -216,7 +226,7 @@ class _Run:
         return [Fault(at - self._zero, kind, chance.random(), seconds) for at, kind, seconds in sorted(found)]
 
     def _until_joined(self, *, same_node: bool) -> float:
-        """Mean seconds from a host's end to the next one's arrival on the same node, or on another."""
+        """Mean seconds from a host's end to the next one's arrival on the same node, or on another; inf: none came."""
         waits = []
         for lost in [*self.of("host_lost"), *self.of("host_left")]:
             after = [
@@ -225,7 +235,7 @@ class _Run:
                 if line["time"] > lost["time"] and (line["node"] == lost["node"]) == same_node
             ]
             waits += after[:1]
-        return statistics.fmean(waits) if waits else 0.0
+        return statistics.fmean(waits) if waits else math.inf
 
 
 def mean_pause(pauses: Sequence[Pause]) -> Pause:

@@ -24,6 +24,15 @@ class Stretch:
     """of the step under way when it ended"""
 
 
+@dataclass(slots=True)
+class Kept:
+    """What was computed of a step before a pause that does not lose it: a share of the step, and the time it took."""
+
+    fraction: float = 0.0
+    seconds: float = 0.0
+    host_seconds: float = 0.0
+
+
 class Progress:
     """Of one run.
 
@@ -70,6 +79,10 @@ class Progress:
         self.finished += steps
         self.furthest = max(self.furthest, self.finished)
         return steps - replayed, replayed
+
+    def save(self) -> None:
+        """The newest finished step, at once."""
+        self.committed = self.finished
 
     def fall_back(self, now: float) -> int:
         """What is in memory is lost: go on from the newest committed save; returns the steps lost.

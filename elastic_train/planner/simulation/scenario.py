@@ -25,7 +25,7 @@ class Scenario:
 
     Attributes:
         nodes: of the full job; ``spares`` more are there and stand by.
-        replace: until a lost node is replaced; a partition or the notice of a drain comes before that.
+        replace: until a lost node is replaced, from its failure or notice on; not before the notice of a drain ends.
         host_return: until a killed host is there again.
         newcomer: from a host's arrival until it can compute.
         start: of the run, in which all hosts start; ``finish``: from the last step to the end, beyond ``duration``.
@@ -67,6 +67,8 @@ class Outcome:
         ettr: effective training time ratio: time in which steps were computed that had not been finished before, over
             elapsed time (arXiv:2410.21680); spares and slower steps on fewer hosts do not count against it.
         progress: finished steps over those of the full job without any failure.
+        running: seconds in which the job worked or was held up by a save; ``waiting``: the share of the elapsed time in
+            which it waited for hosts.
         host_seconds: of hosts that were there: what is paid for.
         interruptions: failures that paused the job; ``from_storage``: those that took the state in memory with them.
         steps_lost: finished steps that had to be repeated, in all.
@@ -77,6 +79,8 @@ class Outcome:
     seconds: Mapping[Cause, float]
     ettr: float
     progress: float
+    running: float
+    waiting: float
     steps: int
     failures: int
     interruptions: int

@@ -38,24 +38,28 @@ def proportional(full: int, least: int = 1, unit: int = 1) -> Throughput:
 
 
 def planned(job: Job, full: Hosts) -> Throughput:
-    """As the planner would lay ``job`` out again; speeds by ``planner.cost``. Raises NoLayout if ``full`` has none."""
-    best = choose_layout(job, _nodes(full), job.hosts.max)
+    """As the planner would lay ``job`` out again on no more hosts than those of ``full``; speeds by ``planner.cost``.
+
+    Raises NoLayout if ``full`` has none.
+    """
+    most = min(job.hosts.max, sum(each * count for each, count in full.items()))
+    best = choose_layout(job, _nodes(full), most)
     known: dict[tuple[tuple[int, int], ...], Share | None] = {}
 
     def share(hosts: Hosts) -> Share | None:
         key = tuple(sorted(hosts.items()))
         if key not in known:
-            known[key] = _planned(job, hosts, best.cost)
+            known[key] = _planned(job, hosts, most, best.cost)
         return known[key]
 
     return share
 
 
-def _planned(job: Job, hosts: Hosts, full_cost: float) -> Share | None:
+def _planned(job: Job, hosts: Hosts, most: int, full_cost: float) -> Share | None:
     if sum(each * count for each, count in hosts.items()) < job.hosts.min:
         return None
     try:
-        choice = choose_layout(job, _nodes(hosts), job.hosts.max)
+        choice = choose_layout(job, _nodes(hosts), most)
     except NoLayout:
         return None
     return Share(choice.used_hosts, full_cost / choice.cost)

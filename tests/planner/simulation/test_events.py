@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
 from elastic_train.config.faults import Kind
 from elastic_train.config.time_causes import Cause
-from elastic_train.planner.simulation.costs import Costs, Pace, Saves, Tiers
+from elastic_train.planner.simulation.costs import Costs, Pace, Pause, Saves, Tiers
 from elastic_train.planner.simulation.events import replay, simulate
 from elastic_train.planner.simulation.failures import Distribution, Failure, Failures
 from elastic_train.planner.simulation.scenario import Growth, Outcome
@@ -33,10 +34,31 @@ def test_a_killed_trainer_costs_the_step_in_flight_and_the_pause() -> None:
     assert outcome.ettr == pytest.approx(0.982)
 
 
+def test_the_time_in_which_a_job_runs_and_waits() -> None:
+    rigid = scenario(throughput=proportional(8, 8), saves=Saves(100.0, 25.0, 25.0))
+    outcome = replay(rigid, [failure(500.0, Kind.KILL_NODE)])
+    assert (outcome.running, outcome.waiting) == (pytest.approx(1000 - 120 - 15), pytest.approx(0.12))
+
+
 def test_a_drain_costs_no_step() -> None:
-    outcome = replay(scenario(spares=1), [failure(503.0, Kind.DRAIN)])
+    outcome = replay(scenario(spares=1), [failure(503.0, Kind.DRAIN, seconds=25.0)])
     assert Cause.LOST_STEP not in outcome.seconds
     assert outcome.seconds[Cause.USEFUL] == pytest.approx(8 * 985)
+
+
+def test_a_notice_too_short_for_a_step_and_the_pause_is_none() -> None:
+    """A step takes 10 s, the pause 15 s."""
+    outcome = replay(scenario(spares=1), [failure(503.0, Kind.DRAIN, seconds=24.0)])
+    assert outcome.seconds[Cause.LOST_STEP] == pytest.approx(8 * 3.0)
+    alone = scenario(tiers=Tiers(partners=0))
+    assert replay(alone, [failure(590.0, Kind.DRAIN, seconds=24.0)]).from_storage == 1
+    assert replay(alone, [failure(590.0, Kind.DRAIN, seconds=25.0)]).from_storage == 0
+
+
+@pytest.mark.parametrize(("notice", "away"), [(30.0, 100.0), (90.0, 100.0), (250.0, 250.0)])
+def test_another_node_is_asked_for_when_the_notice_comes(notice: float, away: float) -> None:
+    outcome = replay(scenario(), [failure(500.0, Kind.DRAIN, seconds=notice)])
+    assert outcome.host_seconds == pytest.approx(8 * 1000 - 2 * away)
 
 
 def test_a_failure_within_a_pause_begins_another_one() -> None:
@@ -109,6 +131,62 @@ def test_which_losses_go_to_storage(tiers: Tiers, lost: list[int], from_storage:
     assert outcome.from_storage == from_storage
     # saves begin at 100, 200, ... and take 10 s: that of step 50 is the newest
     assert outcome.steps_lost == (9 if from_storage else 0)
+
+
+@pytest.mark.parametrize(("lost", "from_storage"), [([0, 1], 1), ([0, 1, 2, 3], 1), ([0, 2], 0)])
+def test_copies_that_go_while_the_job_waits_are_gone(lost: list[int], from_storage: int) -> None:
+    rigid = scenario(throughput=proportional(8, 8))
+    outcome = replay(rigid, [failure(590.0 + 5 * number, Kind.KILL_NODE, node) for number, node in enumerate(lost)])
+    assert outcome.interruptions == 1
+    assert (outcome.from_storage, outcome.steps_lost) == (from_storage, 9 * from_storage)
+
+
+def test_a_copy_on_a_node_that_the_pause_left_out_goes_with_it() -> None:
+    """Without node 2 the job is one of two replicas, on 0 and 1; node 3 idles, and has the only copy of node 2's."""
+    pairs = scenario(throughput=proportional(8, 4, 4), growth=Growth(horizon=0.0))
+    first = failure(590.0, Kind.KILL_NODE, 2)
+    assert replay(pairs, [first, failure(592.0, Kind.KILL_NODE, 0)]).from_storage == 0  # 1 and 3 have all
+    assert replay(pairs, [first, failure(606.0, Kind.KILL_NODE, 3)]).interruptions == 1  # 0 and 1 have it all by then
+    outcome = replay(pairs, [first, failure(592.0, Kind.KILL_NODE, 3)])
+    assert (outcome.from_storage, outcome.steps_lost, outcome.interruptions) == (1, 9, 2)
+    assert outcome.seconds[Cause.TEARDOWN] == pytest.approx(4 * (1.0 + 2.0))
+
+
+def test_spares_hold_no_state() -> None:
+    """The spare's loss is long past and nobody's when its neighbour on the ring goes."""
+    lost = [failure(100.0, Kind.KILL_NODE, 4), failure(900.0, Kind.KILL_NODE, 3)]
+    outcome = replay(scenario(spares=1), lost)
+    assert (outcome.from_storage, outcome.steps_lost, outcome.interruptions) == (0, 0, 1)
+    at_once = replay(scenario(spares=1), [failure(590.0, Kind.KILL_NODE, 3), failure(590.0, Kind.KILL_NODE, 0)])
+    assert at_once.from_storage == 1  # the copies of 3 are on 0, whatever place the spare has
+
+
+def test_what_a_drained_node_hands_on_is_lost_with_the_last_node() -> None:
+    lone = scenario(nodes=1, throughput=proportional(2), saves=Saves(every=100.0, seconds=10.0))
+    outcome = replay(lone, [failure(590.0, Kind.KILL_TRAINER, repair=True)])
+    assert (outcome.from_storage, outcome.steps_lost) == (1, 9)
+    pair = scenario(nodes=2, throughput=proportional(4))
+    first, second = failure(590.0, Kind.KILL_TRAINER, repair=True), failure(595.0, Kind.KILL_NODE, 1)
+    assert replay(pair, [first]).from_storage == 0
+    assert replay(pair, [first, second]).from_storage == 1
+
+
+def test_a_drain_that_leaves_too_few_hosts_saves_the_newest_step_first() -> None:
+    lone = scenario(nodes=1, throughput=proportional(2))
+    outcome = replay(lone, [failure(593.0, Kind.DRAIN, seconds=30.0)])
+    assert (outcome.from_storage, outcome.steps_lost) == (1, 0)
+    # away for 100 s, 20 s of start, 15 s of pause and 7 s more to read; the step goes on where it was
+    assert outcome.ettr == pytest.approx((1000 - 100 - 20 - 15 - 7) / 1000)
+    rigid = scenario(throughput=proportional(8, 8))
+    others = [failure(595.0, Kind.KILL_NODE, node) for node in (1, 2, 3)]
+    assert replay(rigid, [failure(593.0, Kind.DRAIN, seconds=30.0), *others]).steps_lost == 0
+    assert replay(rigid, [failure(593.0, Kind.KILL_NODE), *others]).steps_lost == 9
+
+
+def test_a_recovery_that_had_to_wait_takes_as_long_as_its_failure_does() -> None:
+    costs = Costs(dict.fromkeys(Kind, PAUSE), growth=Pause(form=1.0), per_host=0.0)
+    outcome = replay(scenario(throughput=proportional(8, 8), costs=costs), [failure(500.0, Kind.KILL_NODE)])
+    assert outcome.ettr == pytest.approx((1000 - 120 - 15) / 1000)
 
 
 def test_a_save_under_way_does_not_count() -> None:
@@ -207,8 +285,26 @@ def test_a_node_meets_the_same_failures_whatever_else_there_is() -> None:
 
 def test_a_rack_fails_as_a_whole() -> None:
     drawn = Failures(rack_nodes=4, rack_mtbf=1000.0).draw(10, 3000.0, seed=1)
-    groups = [[each.node for each in drawn if each.at == at] for at in sorted({each.at for each in drawn})]
-    assert groups and all(group in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]) for group in groups)
+    groups = {(each.node, *each.beside) for each in drawn}
+    assert groups == {(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)}
+    outcome = replay(scenario(spares=4), [failure(590.0, Kind.KILL_NODE, 0, beside=(1, 2))])
+    assert (outcome.failures, outcome.interruptions, outcome.from_storage) == (1, 1, 1)
+    assert outcome.ettr == pytest.approx((1000 - 15 - 7 - 90) / 1000)  # one pause, from storage; 9 steps again
+    assert replay(scenario(), [failure(590.0, Kind.KILL_NODE, 3, beside=(8,))]).from_storage == 0
+
+
+def test_as_many_failures_are_drawn_as_are_expected() -> None:
+    failures = Failures(mtbf=1000.0, spot=0.001, rack_nodes=3, rack_mtbf=500.0)
+    assert failures.expected(10, 1000.0) == pytest.approx(10 + 10 + 4 * 2)
+    drawn = [len(failures.draw(10, 1000.0, seed)) for seed in range(200)]
+    assert statistics.fmean(drawn) == pytest.approx(28, abs=3 * (28 / 200) ** 0.5)
+
+
+def test_a_step_that_is_repeated_at_the_end_is_not_useful() -> None:
+    storage = scenario(tiers=Tiers(memory=False), duration=620.0)
+    outcome = replay(storage, [failure(590.0, Kind.KILL_TRAINER)])  # until 612, then 8 s of step 51, again
+    assert outcome.seconds[Cause.REPLAYED] == pytest.approx(8 * 8.0)
+    assert outcome.ettr == pytest.approx(590 / 620)
 
 
 def test_spot_nodes_are_taken_with_notice() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastic_train.cli.simulate_question import Asked, asked_of
+from elastic_train.cli.simulate_asked import Asked
+from elastic_train.cli.simulate_question import asked_of
 from elastic_train.config.faults import Kind, read_trace
 from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.costs import MEASURED, Pause
@@ -79,9 +81,20 @@ def test_a_run_again_from_its_logs() -> None:
     seen = measured(logs("ledger.jsonl"), logs("steps.jsonl"))
     assert (seen.nodes, seen.hosts_per_node) == (2, 2)
     assert [fault.kind for fault in seen.faults] == [Kind.KILL_NODE]
-    assert seen.replace == pytest.approx(2.77, abs=0.01)
+    assert seen.replace == seen.host_return == pytest.approx(2.77, abs=0.01)
     assert seen.pauses[Kind.KILL_NODE].form == pytest.approx(0.177, abs=0.001)
     assert seen.used[2][0] == 2 and seen.used[4] == (4, 1.0)
     outcome = simulate(seen.scenario())
     for cause in (Cause.START, Cause.TEARDOWN, Cause.FORM, Cause.RESTORE, Cause.FIRST_STEP, Cause.FINISHING):
         assert outcome.seconds[cause] == pytest.approx(seen.seconds[cause], abs=0.1), cause
+
+
+def test_a_node_that_none_came_for_stays_away() -> None:
+    ledger = logs("ledger.jsonl")
+    formed = next(line["time"] for line in ledger if line["event"] == "generation_formed")
+    alone = [line for line in ledger if line["event"] != "host_joined" or line["time"] <= formed]
+    seen = measured(alone, logs("steps.jsonl"))
+    assert seen.replace == seen.host_return == math.inf
+    outcome, (fault,) = simulate(seen.scenario()), seen.faults
+    there = 4 * seen.duration - 2 * (seen.duration - fault.at)
+    assert outcome.host_seconds == pytest.approx(there + 2 * seen.finish)
