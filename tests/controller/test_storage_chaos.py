@@ -153,7 +153,7 @@ def test_an_outage_on_demand_reaches_coordinator_and_hosts_and_is_over_by_itself
         failed = run.told("checkpoint_failed")[0]
         assert s3_environment.endpoint_url.removeprefix("http://") in failed["detail"], failed
         assert run.finish()["state"] == "finished"
-        assert_recovered(partial(lines, job), reference, ["start"])
         assert run.told("checkpoint_committed")[-1]["step"] == 30 >= failed["step"]
+    assert_recovered(partial(lines, job), reference, ["start"])
     with LocalJob(make_job(corpus, tmp_path, "on-disk", "hosts.max=1")) as run:
         assert run.begin_outage(2.0) == f"storage.uri={tmp_path} is no object storage; a job on s3:// can lose it"
