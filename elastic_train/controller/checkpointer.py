@@ -303,9 +303,9 @@ class Checkpointer:
         path: str,
         writer: HostRecord | None,
     ) -> asyncio.Future[UploadedObject]:
-        """Ask the host that writes the rank's image for the upload; once nobody writes it, any that holds it."""
+        """Ask the host that writes the rank's image for the upload; once nobody does, one that has it and stays."""
         holders = snapshots.holders[rank]
-        there = (host for node in holders for host in self._hosts.get(node, ()))
+        there = sorted((h for node in holders for h in self._hosts.get(node, ())), key=lambda host: host.leaving)
         host = next((host for host in there if writer is None or host is writer), None)
         future: asyncio.Future[UploadedObject] = asyncio.get_running_loop().create_future()
         if host is None:
@@ -323,6 +323,10 @@ class Checkpointer:
             }
         )
         return future
+
+    def reads_from(self, host: HostRecord) -> bool:
+        """Whether ``host`` still uploads for a save."""
+        return bool(self._waiting.get(host.number))
 
     def uploaded(self, host: HostRecord, message: Message) -> None:
         """A host's answer to an order."""

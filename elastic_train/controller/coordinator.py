@@ -329,6 +329,8 @@ class Coordinator:
             )
         elif kind == "story":  # of a host that was cut off, and what it belonged to is over
             host.connection.send({"type": "release"})
+        elif kind in ("copy_failed", "copy_refused") and run.state == State.WAITING:
+            self._leaving.copy_failed(message)
         elif run.generation is not None and message.get("generation") == run.generation.number:
             self._trainer_messages.handle(host, run.generation, message)
         # Everything else is the echo of a generation that is over.

@@ -106,12 +106,12 @@ class Host:
         self._job_folder = ""
 
     async def run(self) -> str:
+        self._coordinator = await self._link.connect()  # without a job nothing is left in memory, not even when killed
         self._pool.enter()
         server = self._byte_server = ByteServer(self._settings.node_address, 0, self._settings.token, self._pool.path)
         server.start()
         try:
             await self._forkserver.start(self._on_trainer_message, self._on_trainer_end)
-            self._coordinator = await self._link.connect()
             self._lease = Lease(self._job.failure, asyncio.get_running_loop().time())
             self._join()
             self._spawn(self._serve())
@@ -132,9 +132,9 @@ class Host:
             link.close()
         server.close()
         self._workers.shutdown(wait=True, cancel_futures=True)
+        self._pool.leave()
         if self._coordinator:
             self._coordinator.close()
-        self._pool.leave()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
@@ -227,6 +227,7 @@ class Host:
             "finished": self._do_finished,
             "discard": self._do_discard,
             "upload": self._do_upload,
+            "copy": lambda message: self._copy_to([message["to"]], message),
             "partners": self._do_partners,
             "directions": self._do_directions,
             "adopted": self._do_adopted,

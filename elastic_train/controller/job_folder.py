@@ -205,9 +205,12 @@ class JobFolder:
         self.journal.append({"time": time.time(), **decision})
 
     def record(self, event: str, **fields: Any) -> dict[str, Any]:
-        """Write an event to the ledger and return its line."""
+        """Write an event to the ledger and return its line.
+
+        The last one of a recovery makes storage take its story: a coordinator that dies soon would take it along.
+        """
         line = {"time": time.time(), "event": event, **fields}
-        self.ledger.append(line)
+        self.ledger.append(line, soon=event == "generation_formed")
         return line
 
     def flush_history(self) -> None:

@@ -94,6 +94,11 @@ class Preemption:
             return set()  # asked at every step, and nearly always this says it
         return {member.node for member in generation.members if member.leaving}
 
+    def seconds_left(self) -> float:
+        """Until the first of the nodes is gone; infinite when that is not known of any."""
+        now = self._clock()
+        return min((end - now for end in (n.deadline for n in self._notices.values()) if end >= now), default=math.inf)
+
     def presses(self, generation: Generation) -> bool:
         """Whether a member must leave before the step in flight is finished."""
         return any(self._clock() >= self._notices[node].patience_ends for node in self._nodes_of(generation))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray._private import worker as ray_worker
@@ -52,6 +52,8 @@ _JOINER_PAUSE_SECONDS = 2.0
 """A host that dies at once is not started again faster than this."""
 _BUNDLE_SECONDS = 3.0
 """So long may a replacement wait for its bundle while there are free seats outside the placement group."""
+_LEAVE_SECONDS = 10.0
+"""After the job's end: how long replacements may take to return before they are killed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,8 +76,10 @@ class ToleratesLostWorkers(WorkerGroupCallback):
             if status.error is not None or not (status.running or status.return_value in JOB_ENDS):
                 logger.debug("rank %d is lost and tolerated: %s", rank, status.error or status.return_value)
                 statuses[rank] = WorkerStatus(running=False, return_value=self._lost)
-        if not self._lost.over and all(status.return_value is self._lost for status in statuses.values()):
-            # A group in which nobody runs would be finished, and the replacements with it.
+        nobody = all(status.return_value is self._lost for status in statuses.values())
+        ended = any(status.return_value in JOB_ENDS for status in statuses.values())
+        if (nobody and not self._lost.over) or (ended and HostPolicy.replacements_are_leaving()):
+            # A group in which nobody runs would be finished, and the replacements with it: killed.
             statuses[0] = WorkerStatus(running=True, return_value=self._lost)
 
 
@@ -103,6 +107,9 @@ class HostPolicy(ScalingPolicy):
         on_controller: called in the controller actor with its handle.
     """
 
+    _of_this_process: ClassVar[HostPolicy | None] = None
+    """Ray Train's controller has a process of its own, and one policy"""
+
     def __init__(
         self,
         scaling_config: ScalingConfig,
@@ -119,6 +126,7 @@ class HostPolicy(ScalingPolicy):
         """by seat; seats below the group's size are its bundles"""
         self._asked: dict[int, float] = {}
         self._over = False
+        self._over_since: float | None = None
         self._first_look: float | None = None
         self._wishes: list[PlacementGroup] = []
 
@@ -128,6 +136,7 @@ class HostPolicy(ScalingPolicy):
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """In place of the base class, whose request for resources is not ours to make."""
+        HostPolicy._of_this_process = self
         self._on_controller(ray.get_runtime_context().current_actor)
 
     def _get_num_workers_for_resource_request(self) -> int:
@@ -172,8 +181,9 @@ class HostPolicy(ScalingPolicy):
         self._over = self._over or any(status.return_value in JOB_ENDS for status in statuses.values())
         lost = {rank: status.return_value for rank, status in statuses.items() if isinstance(status.return_value, Lost)}
         if self._over:
+            leaving = self._let_go()
             for value in lost.values():
-                value.over = True
+                value.over = not leaving
             return NoopDecision()
         group = worker_group_state.placement_group_handle.placement_group
         indices = (worker_group_state.workers[rank].placement_group_bundle_index for rank in lost)
@@ -186,6 +196,22 @@ class HostPolicy(ScalingPolicy):
         self._leave(ending)
         self._reseat(group, bundles - ending)
         return NoopDecision()
+
+    @classmethod
+    def replacements_are_leaving(cls) -> bool:
+        """The job is over; returns whether hosts outside the worker group are still about to return."""
+        return cls._of_this_process is not None and cls._of_this_process._let_go()
+
+    def _let_go(self) -> bool:
+        """Hosts return by themselves, and clean up before that; those without a seat yet are not needed any more."""
+        self._over, now = True, time.monotonic()
+        self._over_since = self._over_since or now
+        self._forget_ended()
+        for seat, joiner in list(self._joiners.items()):
+            if not _is_done(joiner.started):
+                ray.kill(joiner.actor)
+                del self._joiners[seat]
+        return bool(self._joiners) and now - self._over_since < _LEAVE_SECONDS
 
     def _forget_ended(self) -> None:
         seats = {joiner.ended: seat for seat, joiner in self._joiners.items()}

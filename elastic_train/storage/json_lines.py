@@ -111,8 +111,11 @@ class JsonLines:
         with self._changed:
             return len(self._pending) if self._local else self._changes - self._stored
 
-    def append(self, line: dict[str, Any]) -> None:
-        """Adds one object. Raises ``ValueError`` or ``TypeError`` when it is not JSON (NaN is written as such)."""
+    def append(self, line: dict[str, Any], *, soon: bool = False) -> None:
+        """Adds one object; ``soon``: the next put, of it and all before it, does not wait for the interval.
+
+        Raises ``ValueError`` or ``TypeError`` when it is not JSON (NaN is written as such).
+        """
         data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
         with self._changed:
             if self._abandoned:
@@ -124,6 +127,7 @@ class JsonLines:
                 self._write_local()
             else:
                 self._lines.append(data)
+                self._urgent = self._urgent or soon
                 self._changed_remotely()
 
     def flush(self, timeout: float = 60.0) -> None:

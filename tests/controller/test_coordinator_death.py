@@ -173,7 +173,8 @@ def test_lines_that_had_not_come_to_object_storage_are_told_by_the_hosts(
     endpoint = f"storage.endpoint_url={s3_environment.endpoint_url}"
     with S3ApartJob(make_job(corpus, f"s3://{s3_bucket}/apart", "lines", endpoint, *LONG)) as run:
         run.start_hosts("ab")
-        done = run.wait_step(5)["step"]
+        run.wait(lambda status: status["step"] >= 5 and bool(events(run, "generation_formed")))
+        done = step_of(run)
         run.kill_coordinator()
         run.start_coordinator()
         assert_no_step_lost(run, long_reference, ["start"])

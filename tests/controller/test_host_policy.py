@@ -133,3 +133,68 @@ def test_a_host_is_not_asked_for_on_a_node_that_is_being_drained(ray_cluster: Lo
         for node in ray_cluster.nodes[1:]:  # nobody else is to be placed on them
             ray_cluster.kill_node(node)
     assert found == {"elsewhere": True, "free": 2, "then": 1, "when that is drained too": 0}
+
+
+ENDING = """
+import json, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+import ray
+from ray.train.v2._internal.execution.worker_group import WorkerStatus
+from ray.train.v2.api.config import ScalingConfig
+from ray.util import placement_group
+from elastic_train.controller.ray_internals import HostPolicy, ToleratesLostWorkers
+
+SEAT, FOLDER = {"CPU": 1}, Path(sys.argv[2])
+
+def run_host():
+    (FOLDER / "up").touch()
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    return "finished"
+
+def wait(condition):
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert condition()
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+group = placement_group([SEAT] * 2)
+policy = HostPolicy(ScalingConfig(num_workers=2, resources_per_worker=SEAT), 1, 3, 0.0, run_host, id)
+HostPolicy._of_this_process = policy  # as in the controller that starts with it
+workers = [SimpleNamespace(placement_group_bundle_index=index) for index in (0, 1)]
+state = SimpleNamespace(workers=workers, placement_group_handle=SimpleNamespace(placement_group=group))
+callback = ToleratesLostWorkers()
+
+def poll(*statuses):
+    polled = SimpleNamespace(worker_statuses=dict(enumerate(statuses)))
+    callback.after_worker_group_poll_status(polled)
+    policy.make_decision_for_running_worker_group(state, polled)
+    return any(status.running for status in polled.worker_statuses.values())
+
+def dead():
+    return WorkerStatus(running=False, error=RuntimeError("killed"))
+
+assert poll(WorkerStatus(running=True), dead())
+wait((FOLDER / "up").exists)
+seats = sorted(policy._joiners)
+ended = WorkerStatus(running=False, return_value="finished") if sys.argv[3] == "worker" else dead()
+waits = [poll(ended, dead()) for _ in range(3)]
+left = sorted(policy._joiners)
+(FOLDER / "go").touch()
+wait(lambda: not poll(ended, dead()))
+print(json.dumps({"seats": seats, "waits": waits, "left": left}))
+"""
+
+
+@pytest.mark.parametrize("ended", ["worker", "replacement"])
+def test_a_group_is_not_over_before_the_replacements_have_returned(
+    ray_cluster: LocalCluster, tmp_path: Path, ended: str
+) -> None:
+    """Else they would be killed, with what they have in shared memory. One that has no seat is not waited for."""
+    refill(ray_cluster, nodes=1, cpus=2)
+    with program(ENDING, ray_cluster.address, str(tmp_path), ended) as asked:
+        found = json.loads(asked.hear())
+    left = [1] if ended == "worker" else [0, 1, 2]  # nobody knows of the end yet, and rank 0 is replaced, too
+    assert found == {"seats": [1, 2], "waits": [True] * 3, "left": left}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from elastic_train.config.job import Job
@@ -35,6 +36,23 @@ def job_behind(proxy: ChaosProxy, bucket: str, corpus: Path, name: str, *overrid
     return make_job(corpus, f"s3://{bucket}/chaos", name, f"storage.endpoint_url={proxy.endpoint_url}", *overrides)
 
 
+def pause_until_saved(run: LocalJob, step: int) -> None:
+    """The few steps could be over before the slow storage has taken ``step`` or one after it: they wait for each save.
+
+    One that fails is tried again a few steps later.
+    """
+    saves = run.coordinator.run.checkpointer
+
+    def saved() -> bool:
+        return any(event["step"] >= step for event in run.told("checkpoint_committed"))
+
+    while not saved():
+        run.wait(lambda status: saved() or (saves.running is not None and status["state"] == "running"))
+        run.pause_trainer()
+        run.wait(lambda status: saves.running is None, 280)
+        run.resume_trainer()
+
+
 def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
     proxy: ChaosProxy, s3_bucket: str, corpus: Path, reference: Lines
 ) -> None:
@@ -42,16 +60,14 @@ def test_a_job_in_chaos_loses_a_trainer_then_everything_and_keeps_its_curve(
 
     def job(hosts: int) -> Job:
         sizes = f"hosts.max={hosts}", "parallel.pp=1", "checkpoint.every_steps=5", "checkpoint.keep_last=9"
-        return job_behind(proxy, s3_bucket, corpus, "fifth", *sizes)
+        return job_behind(proxy, s3_bucket, corpus, "fifth", *sizes, "failure.hang_seconds=600")
 
     proxy.share = 0.2
     with LocalJob(job(2)) as first:
         first.start_hosts("ab")
         first.wait_step(3)
         os.kill(first.trainer_pids()[0], signal.SIGKILL)
-        first.wait(lambda status: status["step"] >= 11 and status["state"] == "running")
-        first.pause_trainer()  # else the few steps could be over before the slow storage has taken one
-        first.wait(lambda status: any(event["step"] >= 10 for event in first.told("checkpoint_committed")))
+        pause_until_saved(first, 10)
         for name in first.hosts:
             first.kill_host(name)
     with LocalJob(job(1), "run1") as second:
@@ -116,6 +132,45 @@ def test_a_minute_without_storage_stops_no_step_and_loses_no_line(
     told = [event for event in run.events if event["event"] != "step"]
     assert lines(job, "ledger") == told
     assert whole_checkpoints(job)[-1] == steps[-1]
+
+
+def test_hosts_that_still_import_take_the_state_of_a_node_that_is_taken_away(
+    proxy: ChaosProxy, s3_bucket: str, corpus: Path, reference: Lines
+) -> None:
+    """Nobody else has it, storage does not answer, and no deadline makes anybody leave: the copies do."""
+    fixed = "parallel.pp=1", "hosts.min=2", "hosts.max=2", "checkpoint.every_steps=29", "storage.retry_seconds=2"
+    job = job_behind(proxy, s3_bucket, corpus, "taken", *fixed, "failure.hang_seconds=600")
+    with LocalJob(job) as run:
+        run.start_hosts("aa")
+        run.wait_step(3)
+        run.pause_trainer()
+        importing = [start_host_that_imports(run, node) for node in "bc"]
+        run.wait(lambda status: len(status["hosts"]) == 4)
+        proxy.outage("refuse")
+        run.drain("a", None)
+        run.resume_trainer()
+        assert [run.hosts[name].wait(120) for name in ("a0", "a1")] == [0, 0]
+        waiting = run.wait(lambda status: status["state"] == "waiting" and len(status["hosts"]) == 2)
+        assert not run.told("checkpoint_committed")
+        proxy.outage("none")
+        for process in importing:
+            process.resume()
+        assert run.finish()["state"] == "finished"
+    assert_recovered(partial(lines, job), reference, ["start", "growth"])
+    assert not run.told("rolled_back")
+    again = run.told("generation_formed")[1]
+    assert again["step"] == waiting["step"] >= 3
+    assert "object" not in again["restored_bytes"]
+
+
+def start_host_that_imports(run: LocalJob, node: str) -> psutil.Process:
+    """A host that joins at once, and whose forkserver does nothing until it is resumed; returns the forkserver."""
+    host = psutil.Process(run.start_host(node, node).pid)
+    while not (children := host.children()):
+        assert host.is_running()
+        time.sleep(0.001)
+    children[0].suspend()
+    return children[0]
 
 
 def test_a_job_whose_last_steps_are_lost_with_their_only_host_has_not_finished(

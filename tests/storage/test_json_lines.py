@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,20 @@ def test_lines_from_several_threads_are_all_kept_whole(store: Store) -> None:
     assert len(lines) == 200
     for name in range(4):
         assert [line["n"] for line in lines if line["t"] == name] == list(range(50))
+
+
+def test_what_is_wanted_soon_does_not_wait_for_the_interval(s3_store: Store) -> None:
+    log = JsonLines(s3_store, "log", interval_seconds=3600.0)
+    log.append({"n": 1})
+    log.flush()
+    log.append({"n": 2})
+    assert log.unsaved == 1
+    log.append({"n": 3}, soon=True)
+    deadline = time.monotonic() + 60
+    while log.unsaved and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [line["n"] for line in read_json_lines(s3_store, "log")] == [1, 2, 3]
+    log.abandon()
 
 
 def test_a_full_disk_keeps_lines_until_there_is_room(small_disk: Path) -> None:
