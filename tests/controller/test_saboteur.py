@@ -59,7 +59,8 @@ def test_a_schedule_and_a_trace_are_struck_and_told_and_change_no_sample_and_no_
     expected = [choose(fault, whole["hosts"]) for fault in every(Kind.KILL_TRAINER, PERIOD, 2 * PERIOD, SEED, 20.0)]
     assert [victim for _, victim in struck] == [victim.label for victim in expected if victim]
     assert [int(float(at) / PERIOD) for at, _ in struck] == [1, 2]
-    assert "2 faults, 2 generations formed" in scheduled.stdout
+    formed = re.search(r"2 faults, ([12]) generations formed", scheduled.stdout)  # one, if the second came during it
+    assert formed, scheduled.stdout
     assert done.returncode == 0, done.stderr
     for line in ("hang: rank", "kill-host:", "kill-node: node"):
         assert line in done.stdout, done.stdout
@@ -76,7 +77,7 @@ def test_a_schedule_and_a_trace_are_struck_and_told_and_change_no_sample_and_no_
         "kill-node",
     ]
     causes = recoveries(run.lines("ledger"))
-    assert causes[:3] == ["start", "trainer_killed", "trainer_killed"], (scheduled.stdout, causes)
+    assert causes[: 1 + int(formed[1])] == ["start", *["trainer_killed"] * int(formed[1])], (scheduled.stdout, causes)
     troubles = {event["cause"] for event in run.events("trouble")}
     assert {"hang", "host_lost"} <= troubles, (done.stdout, troubles)
     calm = make_job(corpus, tmp_path / "calm", "calm", *LONG, "hosts.max=1")
