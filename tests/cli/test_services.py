@@ -22,6 +22,7 @@ from elastic_train.cli.main import app
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 from tests.cli.command import elastic_train
+from tests.s3_server import free_ports
 
 
 def run(verb: str, folder: Path, *options: str) -> Result:
@@ -159,14 +160,11 @@ def test_down_leaves_a_process_that_only_has_the_number(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--s3-port", "--mlflow-port"])
 def test_a_port_that_is_taken(tmp_path: Path, option: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        refused = run("up", tmp_path, option, str(min(port, 55535)))
-        if port <= 55535:
-            assert refused.exit_code == 2
-            assert f"port {port}" in refused.stderr and option in refused.stderr
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        refused = run("up", tmp_path, option, str(port))
+    assert refused.exit_code == 2
+    assert f"port {port}" in refused.stderr and option in refused.stderr
     assert not (tmp_path / "services.json").exists()
 
 

@@ -75,7 +75,8 @@ def mlflow_server(folder: Path, ports: PortPicker, wanted: Sequence[int]) -> Ser
     (port,) = ports.pick("--mlflow-port", wanted, count=1)
     command = [
         sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts-destination", str(folder / "artifacts"),
+        "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}",
+        "--artifacts-destination", str(folder / "artifacts"),
     ]  # fmt: skip
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     return Server("mlflow", command, environment, (port,))
