@@ -307,6 +307,7 @@ def test_kueue_has_quota_for_the_job_and_a_flavor_for_each_group() -> None:
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == local["metadata"]["name"]
     assert local["spec"]["clusterQueue"] == queue["metadata"]["name"]
     assert job["spec"]["suspend"] is True
+    assert job["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"  # or one that autoscales is refused
     assert "clusterSelector" not in job["spec"]  # Kueue refuses a job on a cluster that is there already
     selected = [flavor["spec"]["nodeLabels"] for flavor in named("kueue", "ResourceFlavor")]
     for group in cluster_spec("kueue")["workerGroupSpecs"]:
