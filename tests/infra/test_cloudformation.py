@@ -23,6 +23,8 @@ from tests.cli.checkpoints import commit_checkpoint, job_record
 from tests.infra.aws import INFRA, Aws, Gate, gated, running_aws
 from tests.infra.policies import Statement, allowed
 
+pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse:UserWarning")  # what moto does not make
+
 BUCKET = "arn:aws:s3:::{bucket}"
 OBJECT = f"{BUCKET}/jobs/llama/checkpoints/step-00000010-g1/rank-00000.bin"
 MANIFEST = f"{BUCKET}/jobs/llama/checkpoints/step-00000010-c1.json"
