@@ -62,3 +62,22 @@ def test_the_context_has_what_is_copied() -> None:
             match = re.match(r"COPY (?:--chown=\S+ )?(?!--from)(.+) \S+$", line)
             for source in match[1].split() if match else ():
                 assert source in taken and (ROOT / source).exists(), f"{file.name}: {source}"
+
+
+def test_the_mlflow_server_is_started_with_its_database(tmp_path: Path) -> None:
+    """The container's script, with a program in MLflow's place that says how it was called."""
+    (tmp_path / "mlflow").write_text('#!/bin/sh\necho "$@"\nenv\n')
+    (tmp_path / "mlflow").chmod(0o755)
+    script = ROOT / "infra" / "mlflow-server.sh"
+    given = {"DATABASE_HOST": "db", "DATABASE_PASSWORD": "Zu9vQ", "MLFLOW_ARTIFACTS_DESTINATION": "s3://b/mlflow"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **given}
+    said = subprocess.run(["sh", script], env=environment, capture_output=True, text=True, check=True).stdout
+    arguments, *variables = said.splitlines()
+    assert "--artifacts-destination s3://b/mlflow" in arguments and "--port 5000" in arguments
+    assert "Zu9vQ" not in arguments
+    assert "MLFLOW_BACKEND_STORE_URI=postgresql://mlflow:Zu9vQ@db:5432/mlflow?sslmode=require" in variables
+    assert not any(line.startswith("DATABASE_PASSWORD") for line in variables)
+    for name in given:  # and the task gives it what it needs
+        assert f"- Name: {name}\n" in (ROOT / "infra" / "mlflow.yaml").read_text()
+        without = {key: value for key, value in environment.items() if key != name}
+        assert subprocess.run(["sh", script], env=without, capture_output=True, check=False).returncode != 0

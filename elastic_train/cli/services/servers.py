@@ -60,14 +60,21 @@ def s3_server(folder: Path, weed: str | None, ports: PortPicker, wanted: Sequenc
     config = folder / "s3.json"
     config.touch(mode=0o600)
     config.write_text(json.dumps({"identities": [identity]}))
-    command = [
+    command = weed_command(program, folder, config, s3, master, volume, filer)
+    return Server("s3", command, {"GOMEMLIMIT": "400MiB"}, (s3, master, volume, filer))
+
+
+def weed_command(
+    program: str, folder: Path, config: Path, s3: int, master: int, volume: int, filer: int
+) -> Sequence[str]:
+    """SeaweedFS's whole stack in one process, on these ports; ``config`` says who may use it."""
+    return [
         program, "-logtostderr", "server", f"-dir={folder}", f"-ip={HOST}", f"-ip.bind={HOST}", "-filer", "-s3",
         f"-s3.config={config}", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0",
         f"-s3.localSocket={folder / 's3.sock'}", f"-filer.localSocket={folder / 'filer.sock'}",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
         "-master.volumeSizeLimitMB=1024", "-volume.max=500", "-master.telemetry=false",
     ]  # fmt: skip
-    return Server("s3", command, {"GOMEMLIMIT": "400MiB"}, (s3, master, volume, filer))
 
 
 def mlflow_server(folder: Path, ports: PortPicker, wanted: Sequence[int]) -> Server:
