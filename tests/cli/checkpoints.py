@@ -22,14 +22,22 @@ def job_record(store: Store, seed: int = 1) -> None:
 
 
 def commit_checkpoint(
-    store: Store, step: int, generation: int = 1, ranks: int = 2, metrics: dict[str, float] | None = None
+    store: Store,
+    step: int,
+    generation: int = 1,
+    ranks: int = 2,
+    metrics: dict[str, float] | None = None,
+    hosts: Store | None = None,
 ) -> None:
-    """A checkpoint of ``step`` in the job folder: one vector of 8 floats per rank, cut from one tensor."""
+    """A checkpoint of ``step`` in the job folder: one vector of 8 floats per rank, cut from one tensor.
+
+    ``hosts`` is the same folder, as those see it that upload the objects.
+    """
     chunks, objects = [], {}
     for rank in range(ranks):
         data = np.arange(8, dtype=np.float32) + rank + step
         path = object_path(step, generation, rank)
-        objects[path] = store.write(path, [data.tobytes()])
+        objects[path] = (hosts or store).write(path, [data.tobytes()])
         digest = xxhash.xxh3_64_hexdigest(data.tobytes())
         chunks.append(
             ChunkRecord(offsets=(8 * rank,), sizes=(8,), object=path, byte_offset=0, nbytes=32, xxh3=(digest,))
