@@ -13,6 +13,7 @@ from elastic_train.cli.guard import GuardedGroup
 from elastic_train.cli.plan import plan
 from elastic_train.cli.quickstart import quickstart
 from elastic_train.cli.simulate import simulate
+from elastic_train.cli.submit import logs, run, submit
 
 app = typer.Typer(
     name="elastic-train",
@@ -29,7 +30,9 @@ for _name, _command in (
     ("validate", jobs.validate),
     ("plan", plan),
     ("train", jobs.train),
-    ("submit", jobs.submit),
+    ("run", run),
+    ("submit", submit),
+    ("logs", logs),
     ("status", jobs.status),
     ("stop", jobs.stop),
     ("simulate", simulate),
