@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class JobServer:
         try:
             from ray.job_submission import JobSubmissionClient
 
+            logging.getLogger("ray").setLevel(logging.WARNING)  # it tells of every request
             self._client: Any = JobSubmissionClient(self.address)
         except _errors() as error:
             raise UserError(

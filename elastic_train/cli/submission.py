@@ -28,7 +28,6 @@ def submit_command(server: JobServer, name: str, config: str, command: list[str]
     ``config`` is the file that the command reads. ``needs``: ``entrypoint_num_cpus`` and ``entrypoint_num_gpus`` of the
     command's own process. Raises UserError when the cluster cannot take it, or a job of that name runs there.
     """
-    here = Path.cwd()
     server.require_same_ray()
     if (other := server.running(name)) is not None:
         raise UserError(
@@ -39,20 +38,29 @@ def submit_command(server: JobServer, name: str, config: str, command: list[str]
         return server.submit(
             entrypoint=shlex.join(command),
             submission_id=f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
-            runtime_env=runtime_environment(str(here), grace),
+            runtime_env=runtime_environment(str(Path.cwd()), grace),
             metadata={JOB: name, GRACE: str(grace), "config": config},
             **needs,
         )
     except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(_refusal(error, here)) from None
+        raise UserError(f"the cluster refused the job: {' '.join(str(error).split())}") from None
 
 
 def path_below_here(config: str) -> str:
-    """``config`` relative to the current folder, which is what the cluster gets. Raises UserError outside of it."""
+    """``config`` relative to the current folder, which is what the cluster gets.
+
+    Raises UserError when it is not in there, or the folder is too large to send.
+    """
+    from elastic_train.controller.working_tree import TreeTooLarge, check_size
+
     here = Path.cwd()
     path = Path(config).resolve()
     if not path.is_relative_to(here):
         raise UserError(f"{config} is outside {here}, which is what the cluster gets; run from a folder that holds it")
+    try:
+        check_size(here, EXCLUDES)
+    except TreeTooLarge as error:
+        raise UserError(str(error)) from None
     return str(path.relative_to(here))
 
 
@@ -95,23 +103,3 @@ def _mlflow(job: Job, folder: str, on_disk: bool) -> str:
 
 def _verb(verb: str, name: str, server: JobServer) -> str:
     return f"elastic-train {verb} {name} --address {server.address}"
-
-
-def _refusal(error: Exception, folder: Path) -> str:
-    """Ray's reason in one line; for a folder that is too large also what is large in it."""
-    reason = " ".join(str(error).split())
-    if "exceeds the maximum size" not in reason:
-        return f"the cluster refused the job: {reason}"
-    sizes = {entry.name: _size(entry) for entry in folder.iterdir() if entry.name not in EXCLUDES}
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    listed = ", ".join(f"{name} {sizes[name] / 2**20:,.0f} MiB" for name in largest)
-    return (
-        f"{folder} is too large to upload ({reason}); largest here: {listed}; left out already: {', '.join(EXCLUDES)}; "
-        "name more in .rayignore"
-    )
-
-
-def _size(entry: Path) -> int:
-    if entry.is_dir() and not entry.is_symlink():
-        return sum(file.lstat().st_size for file in entry.rglob("*") if file.is_file())
-    return entry.lstat().st_size
