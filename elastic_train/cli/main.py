@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from elastic_train.cli import chaos, checkpoints, data, huggingface, jobs, services
+from elastic_train.cli.evaluate import evaluate
 from elastic_train.cli.guard import GuardedGroup
 from elastic_train.cli.plan import plan
 from elastic_train.cli.quickstart import quickstart
@@ -35,6 +36,7 @@ for _name, _command in (
     ("logs", logs),
     ("status", jobs.status),
     ("stop", jobs.stop),
+    ("evaluate", evaluate),
     ("simulate", simulate),
 ):
     app.command(_name)(_command)
