@@ -79,8 +79,8 @@ def test_job_script_fails(cluster: LocalCluster, folder: Path) -> None:
     assert " failed" in status.stdout
 
 
-def test_both_ways_to_stop_from_the_cluster(cluster: LocalCluster, folder: Path) -> None:
-    """`ray job stop` of a submission, and while that goes on `elastic-train stop` through the cluster's own address."""
+def test_stopped_by_rays_own_command_and_through_the_clusters_own_address(cluster: LocalCluster, folder: Path) -> None:
+    """`ray job stop` of one submission, then `elastic-train stop` of the next one of the name, without job server."""
     overrides = ("name=ray", "hosts.max=2", *LONG)
     sent = elastic_train("submit", "jobs/configs/small.yaml", *overrides, "--address", server(cluster), cwd=folder)
     assert sent.returncode == 0, sent.stdout + sent.stderr
@@ -95,6 +95,13 @@ def test_both_ways_to_stop_from_the_cluster(cluster: LocalCluster, folder: Path)
     ended = lines(folder, "ray", "ledger")[-1]
     assert (ended["event"], ended["status"], ended["step"]) == ("job_finished", "killed", last)
     assert (folder.parent / "runs" / "ray" / "checkpoints" / f"step-{last:08d}-c1.json").is_file()
+    sent = elastic_train("submit", "jobs/configs/small.yaml", *overrides, "--address", server(cluster), cwd=folder)
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    until(lambda: len(lines(folder, "ray", "steps")) >= last + 2, 120)
+    stopped = elastic_train("stop", "ray", *where, cwd=folder)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    until_none(lambda: processes(cluster))
+    assert lines(folder, "ray", "ledger")[-1]["step"] == lines(folder, "ray", "steps")[-1]["step"] > last
 
 
 def test_nothing_is_told_without_the_token(cluster: LocalCluster, folder: Path) -> None:
