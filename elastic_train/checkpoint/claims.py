@@ -21,13 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elastic_train.checkpoint.errors import CheckpointError, Fenced
 from elastic_train.checkpoint.manifest import FOLDER, CheckpointId
-from elastic_train.checkpoint.sealed import reread, seal, unseal
+from elastic_train.checkpoint.sealed import reread, seal, unseal, version_of
 from elastic_train.storage.errors import AlreadyExists
-from elastic_train.storage.store import Entry, Store
+from elastic_train.storage.formats import require_known
+from elastic_train.storage.store import Entry, Store, join
 
 FRESH = -1
 """``from_step`` of a coordinator that began without a checkpoint."""
 
+FORMAT_VERSION: Literal[1] = 1
 _CLAIM = re.compile(r"checkpoints/claim-(\d+)\.json")
 _PREFIX = f"{FOLDER}claim-"
 
@@ -41,7 +43,7 @@ class Claim(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1] = FORMAT_VERSION
     number: Annotated[int, Field(ge=1)]
     holder: str
     created: float
@@ -64,7 +66,8 @@ class Claim(BaseModel):
 def newest_claim(store: Store, entries: Iterable[Entry] | None = None) -> Claim | None:
     """The claim that counts; None for a job that was never started. ``entries``: a LIST of ``checkpoints/``.
 
-    Raises CheckpointError when its record is damaged: an older one would not tell which checkpoints count.
+    Raises CheckpointError when its record is damaged: an older one would not tell which checkpoints count; FutureFormat
+    when a later release has written it.
     """
     numbers = _numbers(store.list(_PREFIX) if entries is None else entries)
     if not numbers:
@@ -76,7 +79,9 @@ def newest_claim(store: Store, entries: Iterable[Entry] | None = None) -> Claim 
 def _read(store: Store, number: int) -> Claim:
     path = _path(number)
     try:
-        return Claim.model_validate_json(unseal("claim", store.read(path)))
+        text = store.read(path)
+        require_known(join(store.uri, path), version_of("claim", text), FORMAT_VERSION)
+        return Claim.model_validate_json(unseal("claim", text))
     except (ValidationError, CheckpointError) as error:
         cause = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise CheckpointError(

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from elastic_train.checkpoint.errors import CheckpointError
 from elastic_train.model.hf_folder import SMALL_FILES, HfFolder
 from elastic_train.storage.errors import NotFound
-from elastic_train.storage.store import Store
+from elastic_train.storage.formats import KEY, require_known
+from elastic_train.storage.store import Store, join
 
+FORMAT_VERSION = 1
+"""Of ``source.json``."""
 _FOLDER = "hf"
 _RECORD = "source.json"
 
@@ -33,7 +36,8 @@ def keep_source(folder: HfFolder, job_folder: Store) -> None:
         if folder.store.exists(name):
             kept.write(name, [folder.store.read(name)])
     dtypes = {name: tensor.dtype for name, tensor in folder.tensors.items()}
-    kept.write(_RECORD, [json.dumps({"uri": folder.store.uri, "dtypes": dtypes}, indent=1).encode()])
+    record = {KEY: FORMAT_VERSION, "uri": folder.store.uri, "dtypes": dtypes}
+    kept.write(_RECORD, [json.dumps(record, indent=1).encode()])
 
 
 def kept_source(job_folder: Store) -> HfSource | None:
@@ -45,5 +49,6 @@ def kept_source(job_folder: Store) -> HfSource | None:
         return None
     except ValueError as error:
         raise CheckpointError(f"{_FOLDER}/{_RECORD} in {job_folder.uri} is not JSON: {error}") from None
+    require_known(join(kept.uri, _RECORD), record.get(KEY), FORMAT_VERSION)
     files = {name: kept.read(name) for name in SMALL_FILES if kept.exists(name)}
     return HfSource(record["uri"], record["dtypes"], files)

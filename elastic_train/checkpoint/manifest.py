@@ -18,13 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from elastic_train.checkpoint.checksums import Checksums, block_count
 from elastic_train.checkpoint.errors import CheckpointError
-from elastic_train.checkpoint.sealed import reread, seal, unseal
+from elastic_train.checkpoint.sealed import reread, seal, unseal, version_of
 from elastic_train.storage.errors import NotFound
-from elastic_train.storage.store import Store
+from elastic_train.storage.formats import require_known
+from elastic_train.storage.store import Store, join
 
 FOLDER = "checkpoints/"
 REFUSED = f"{FOLDER}refused/"
 """Where manifests of checkpoints go that a run has found damaged."""
+FORMAT_VERSION: Literal[2] = 2
+"""Of manifests. Format 1 was never released."""
 _MANIFEST = re.compile(r"checkpoints/step-(\d+)-c(\d+)\.json")
 _ATTEMPT = re.compile(r"checkpoints/step-(\d+)-g(\d+)(?:-(?:c(\d+)-)?[0-9a-f]+)?/.+")
 
@@ -73,7 +76,7 @@ class Manifest(_Record):
     ``created`` is in seconds since the epoch; ``metrics`` has what is known of the step, such as ``loss``.
     """
 
-    format_version: Literal[2] = 2
+    format_version: Literal[2] = FORMAT_VERSION
     step: Count
     claim: Count
     generation: Count
@@ -188,8 +191,21 @@ def merge(uploads: Iterable[UploadedObject]) -> tuple[dict[str, TensorRecord], d
 
 
 def manifest_at(store: Store, path: str) -> Manifest:
-    """What ``path`` holds, wherever that is. Raises NotFound, and CheckpointError for what stays no manifest."""
-    return reread(lambda: Manifest.from_json(store.read(path)))
+    """What ``path`` holds, wherever that is.
+
+    Raises NotFound, CheckpointError for what stays no manifest, and FutureFormat for one of a later release: that is
+    not damaged, and nobody may set it aside.
+    """
+
+    def read() -> Manifest:
+        text = store.read(path)
+        try:
+            return Manifest.from_json(text)
+        except CheckpointError:
+            require_known(join(store.uri, path), version_of("manifest", text), FORMAT_VERSION)
+            raise
+
+    return reread(read)
 
 
 def read_manifest(store: Store, checkpoint: CheckpointId) -> Manifest:

@@ -7,14 +7,16 @@ from collections.abc import Iterable
 
 from elastic_train.checkpoint.manifest import FOLDER, CheckpointId
 from elastic_train.storage.errors import NotFound
+from elastic_train.storage.formats import KEY, newer_than
 from elastic_train.storage.store import Entry, Store
 
+FORMAT_VERSION = 1
 _FOLDER = f"{FOLDER}pins/"
 
 
 def pin(store: Store, checkpoint: CheckpointId, reason: str) -> None:
     """Pins ``checkpoint`` of the job folder ``store``; pinning again replaces the reason."""
-    store.write(_path(checkpoint), [json.dumps({"reason": reason}).encode()])
+    store.write(_path(checkpoint), [json.dumps({KEY: FORMAT_VERSION, "reason": reason}).encode()])
 
 
 def unpin(store: Store, checkpoint: CheckpointId) -> None:
@@ -29,12 +31,14 @@ def pinned(entries: Iterable[Entry]) -> set[CheckpointId]:
 
 
 def pin_reason(store: Store, checkpoint: CheckpointId) -> str | None:
-    """Why ``checkpoint`` is pinned; None when it is not."""
+    """Why ``checkpoint`` is pinned; None when it is not. A pin counts whatever it says, also one of a later release."""
     try:
-        return str(json.loads(store.read(_path(checkpoint)))["reason"])
+        pin = json.loads(store.read(_path(checkpoint)))
+        later = newer_than(pin.get(KEY), FORMAT_VERSION)
+        return f"(the pin {later})" if later else str(pin["reason"])
     except NotFound:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return "(the pin cannot be read)"
 
 

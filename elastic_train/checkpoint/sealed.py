@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -9,6 +10,7 @@ from typing import TypeVar
 import xxhash
 
 from elastic_train.checkpoint.errors import CheckpointError
+from elastic_train.storage.formats import KEY
 
 REREADS = 3
 """What is wrong is read again this often before it counts as damaged: it may have been spoilt on the way."""
@@ -27,6 +29,14 @@ def unseal(name: str, text: bytes) -> bytes:
     if text != seal(name, body):
         raise CheckpointError(f"not a whole {name}: its {len(text)} bytes do not have the checksum at their end")
     return body
+
+
+def version_of(name: str, text: bytes) -> object:
+    """The ``format_version`` of what :func:`seal` made. Raises CheckpointError when it is not whole, or no object."""
+    try:
+        return json.loads(unseal(name, text))[KEY]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"not a {name}: it does not say its format") from error
 
 
 def reread(read: Callable[[], Record]) -> Record:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,13 +65,16 @@ def audit_data(
 def _record(name: str, store: Store) -> tuple[Job, str]:
     """The job as it was submitted first (what decides the samples cannot change afterwards), and its data's digest."""
     from elastic_train.config.job import Job
+    from elastic_train.controller.job_folder import JobMismatch, read_record
     from elastic_train.storage.errors import NotFound
 
     try:
-        record = json.loads(store.read("job.json"))
+        record = read_record(store)
         return Job.model_validate(record["config"], strict=False), str(record["identity"]["data_digest"])
     except NotFound:
         raise UserError(f"{store.uri} has no job.json, so it is not known what {name} was trained on") from None
+    except JobMismatch as error:
+        raise UserError(str(error)) from None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{store.uri}/job.json is not the record of a job: {error}") from None
 

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from elastic_train.checkpoint.errors import CheckpointError, DamagedChunk, SourceError
 from elastic_train.config.errors import ConfigError
 from elastic_train.data.errors import DataError
-from elastic_train.storage.errors import NotFound, StorageError, WrongSettings
+from elastic_train.storage.errors import FutureFormat, NotFound, StorageError, WrongSettings
 
 OK, FAILED, USER_ERROR, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
@@ -29,7 +29,7 @@ class GuardedGroup(TyperGroup):
             raise _exit(USER_ERROR, *error.problems) from None
         except (StorageError, SourceError) as error:
             # What is not there was asked for by the user; a store that does not answer is nobody's mistake.
-            asked = isinstance(error, NotFound | WrongSettings)
+            asked = isinstance(error, NotFound | WrongSettings | FutureFormat)
             raise _exit(USER_ERROR if asked else FAILED, str(error)) from None
         except DamagedChunk as error:
             raise _exit(FAILED, str(error)) from None

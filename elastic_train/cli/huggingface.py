@@ -88,15 +88,14 @@ def export_hf(
     region: Region = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face model folder: config, safetensors, tokenizer."""
-    import json
-
     from elastic_train.checkpoint.hf_export import export_hf as export
     from elastic_train.config.operation import StorageConfig
+    from elastic_train.controller.job_folder import read_record
     from elastic_train.storage.store import Store
 
     chosen = select(checkpoint, storage, endpoint_url, region)
     name, step = chosen.name, chosen.id.step
-    config = json.loads(chosen.store.read("job.json"))["config"]
+    config = read_record(chosen.store)["config"]
     first = config["data"]["uri"] or config["data"]["sources"][0]["uri"]  # all sources have the same tokenizer
     data_store = Store.open(data or first, StorageConfig(**config["storage"]))
     with progress_bar(transient=True) as progress:

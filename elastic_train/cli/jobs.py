@@ -1,4 +1,4 @@
-"""Verbs about jobs: validate, train, submit, status, stop."""
+"""Verbs about jobs: validate, train, status, stop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastic_train.cli.data_prepare import prepare_missing
-from elastic_train.cli.guard import FAILED, OK, UserError
+from elastic_train.cli.guard import FAILED, UserError
 from elastic_train.cli.huggingface import check_source
+from elastic_train.cli.job_server import JobServer, is_server
 from elastic_train.cli.options import Endpoint, JobRef, Region, StorageUri
+from elastic_train.cli.submission import GRACE_SECONDS
 from elastic_train.config.errors import ConfigError
 from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import StorageError
@@ -26,7 +28,18 @@ Config = Annotated[str | None, typer.Option("--config", "-c", metavar="CONFIG", 
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to use; default: the one of RAY_ADDRESS, or a local one.")
 ]
+Place = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Ray cluster (default: RAY_ADDRESS); or http:// of its dashboard, for a job that was submitted.",
+    ),
+]
 
+LOG_LINES = 5
+"""The end of a submission's log that is shown."""
+END_SECONDS = 30.0
+"""After its grace: until Ray has killed a submission and says so."""
 VALIDATE_SECONDS = 5.0
 """``validate`` waits no longer for storage that does not answer: it is no mistake in the job file."""
 
@@ -44,7 +57,8 @@ def split_words(words: list[str] | None, config: str | None) -> tuple[str, list[
     return config, rest
 
 
-def _admit(words: list[str] | None, config: str | None) -> Job:
+def admit(words: list[str] | None, config: str | None) -> Job:
+    """The job of a file and its overrides, checked as far as that goes without data. Raises ConfigError."""
     from elastic_train.planner.admission import admit_job
 
     return admit_job(*split_words(words, config))
@@ -52,7 +66,7 @@ def _admit(words: list[str] | None, config: str | None) -> Job:
 
 def validate(words: Words = None, config: Config = None) -> None:
     """Check a job file and print the resolved job, its layouts and its batch arithmetic. Launches nothing."""
-    job = _admit(words, config)
+    job = admit(words, config)
     check_source(job)
     _print_resolved(job)
 
@@ -90,7 +104,7 @@ def train(
     address: Address = None,
 ) -> None:
     """Run a job and follow it to its end. A job of the same name that was cut short is resumed."""
-    job = _admit(words, config)
+    job = admit(words, config)
     check_source(job)
     if dry_run:
         _print_resolved(job)
@@ -138,38 +152,20 @@ def _tell_tracking(tracking: Mapping[str, Any]) -> None:
         typer.echo(f"warning: {tracking['lost']} steps are not in MLflow; steps.jsonl has them all", err=True)
 
 
-def submit(
-    words: Words = None,
-    config: Config = None,
-    address: Annotated[
-        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="Dashboard address of the cluster.")
-    ] = "http://127.0.0.1:8265",
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the log; exit with the job's result.")] = False,
-) -> None:
-    """Send the job and this folder to a Ray cluster (`ray job submit`)."""
-    path, overrides = split_words(words, config)
-    job = _admit(words, config)
-
-    from elastic_train.cli.submission import follow_submission, submit_job
-
-    submission = submit_job(job, path, overrides, address)
-    for line in submission.lines():
-        typer.echo(line)
-    if wait:
-        raise typer.Exit(OK if follow_submission(submission, typer.echo) else FAILED)
-
-
 def status(
     job: JobRef,
     storage: StorageUri = None,
     endpoint_url: Endpoint = None,
     region: Region = None,
-    address: Address = None,
+    address: Place = None,
 ) -> None:
-    """Show how far a job is: from its coordinator if it runs, else from its job folder."""
+    """Show how far a job is: by its coordinator if it runs, else by its job folder; of a submission by its log."""
     from elastic_train.cli.folder import describe_folder, job_name, open_folder
     from elastic_train.cli.live import status_lines
 
+    if address is not None and is_server(address):
+        _print_submission(JobServer(address), job_name(job))
+        return
     live = _live_status(job_name(job), address)
     if live:
         lines: Iterable[str] = status_lines(job_name(job), live)
@@ -201,18 +197,57 @@ def _live_status(name: str, address: str | None) -> dict[str, object] | None:
     return job_status(name, address)
 
 
+def _print_submission(server: JobServer, name: str) -> None:
+    """A cluster whose job server is all that can be reached: Ray's state, and the end of the log."""
+    found = server.newest(name)
+    typer.echo(f"{name}: {found.state} as {found.id}")
+    for line in server.log(found)[-LOG_LINES:]:
+        typer.echo(f"  {line}")
+
+
 def stop(
     job: JobRef,
-    address: Address = None,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds for a last checkpoint.")] = 60.0,
+    address: Place = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Wait at most so many seconds for the end (default: 60, or as the job was submitted)."
+        ),
+    ] = None,
 ) -> None:
-    """Stop a running job after a last checkpoint."""
-    _require_cluster(address)
-
+    """Stop a running job after a last checkpoint, also one that waits for machines."""
     from elastic_train.cli.folder import job_name
-    from elastic_train.controller.client import stop_job
 
     name = job_name(job)
-    if not stop_job(name, address, grace):
+    if address is not None and is_server(address):
+        _stop_submission(JobServer(address), name, grace)
+        return
+    _require_cluster(address)
+
+    from elastic_train.controller.client import stop_job
+
+    if not stop_job(name, address, GRACE_SECONDS if grace is None else grace):
         raise UserError(f"no job named {name} is running there")
     typer.echo(f"{name}: stopped, or stopping after a last checkpoint")
+
+
+def _stop_submission(server: JobServer, name: str, patience: float | None) -> None:
+    """SIGTERM to the job's driver; what it then says last is what came of it."""
+    found = server.require_running(name)
+    server.stop(found)
+    if found.grace is None:
+        typer.echo(f"{found.id} was not sent by `elastic-train submit`: Ray kills it after the wait time that it has")
+    else:
+        typer.echo(f"{found.id}: SIGTERM for a last checkpoint; SIGKILL after {found.grace:g} s")
+    grace = found.grace or GRACE_SECONDS
+    ended = server.ended(found, grace + END_SECONDS if patience is None else patience)
+    if not ended.ended:
+        raise typer.Exit(_still_stopping(name))
+    for line in server.log(ended)[-LOG_LINES:]:
+        typer.echo(f"  {line}")
+    typer.echo(f"{name}: {ended.state}")
+
+
+def _still_stopping(name: str) -> int:
+    typer.echo(f"{name}: still stopping", err=True)
+    return FAILED

@@ -9,10 +9,12 @@ from __future__ import annotations
 import typer
 
 from elastic_train.cli import chaos, checkpoints, data, huggingface, jobs, services
+from elastic_train.cli.evaluate import evaluate
 from elastic_train.cli.guard import GuardedGroup
 from elastic_train.cli.plan import plan
 from elastic_train.cli.quickstart import quickstart
 from elastic_train.cli.simulate import simulate
+from elastic_train.cli.submit import logs, run, submit
 
 app = typer.Typer(
     name="elastic-train",
@@ -29,9 +31,12 @@ for _name, _command in (
     ("validate", jobs.validate),
     ("plan", plan),
     ("train", jobs.train),
-    ("submit", jobs.submit),
+    ("run", run),
+    ("submit", submit),
+    ("logs", logs),
     ("status", jobs.status),
     ("stop", jobs.stop),
+    ("evaluate", evaluate),
     ("simulate", simulate),
 ):
     app.command(_name)(_command)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastic_train.cli.guard import UserError
 
@@ -62,14 +61,17 @@ def _job_of(store: Store) -> Job:
     from pydantic import ValidationError
 
     from elastic_train.config.job import Job
+    from elastic_train.controller.job_folder import JobMismatch, read_record
     from elastic_train.storage.errors import NotFound
 
     try:
-        record: Any = json.loads(store.read("job.json"))
+        record = read_record(store)
         return Job.model_validate(record["config"], strict=False)
     except NotFound:
         raise UserError(f"{store.uri} has no job.json: it is not known which model was trained there") from None
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except JobMismatch as error:
+        raise UserError(str(error)) from None
+    except ValidationError as error:
         raise UserError(f"{store.uri}/job.json is not the record of a job: {' '.join(str(error).split())}") from None
 
 

@@ -1,120 +1,105 @@
-"""Sending a job to a Ray cluster through its job server."""
+"""Sending a job to a Ray cluster through its job server: the folder, the command, and how it will be stopped."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_train.cli.guard import UserError
+from elastic_train.cli.job_server import GRACE, JOB, JobServer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from elastic_train.config.job import Job
 
-EXCLUDES = [".git", ".venv", "runs", "outputs", "mlruns", "mlflow.db", "*.safetensors", "*.bin"]
+EXCLUDES = [".git", ".venv", "runs", "outputs", "exports", "mlruns", "mlflow.db", "*.safetensors", "*.bin"]
 """What a working directory never needs to carry (patterns as in .gitignore)."""
-STOP_WAIT_SECONDS = 60
-"""Between SIGTERM and SIGKILL of `ray job stop`: time for a last checkpoint (Ray's default is 3)."""
+GRACE_SECONDS = 60
+"""Between SIGTERM and SIGKILL of a stop, if not said otherwise: time for a last checkpoint (Ray's default is 3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A job that a cluster has accepted."""
+def submit_command(server: JobServer, name: str, config: str, command: list[str], grace: int, **needs: float) -> str:
+    """Upload the current folder and run the words ``command`` in it; returns the submission's id.
 
-    id: str
-    address: str
+    ``config`` is the file that the command reads. ``needs``: ``entrypoint_num_cpus`` and ``entrypoint_num_gpus`` of the
+    command's own process. Raises UserError when the cluster cannot take it, or a job of that name runs there.
+    """
+    server.require_same_ray()
+    if (other := server.running(name)) is not None:
+        raise UserError(
+            f"job {name!r} is running on this cluster already, as {other.id}; stop it with "
+            f"`{_verb('stop', name, server)}`, or use another name"
+        )
+    try:
+        return server.submit(
+            entrypoint=shlex.join(command),
+            submission_id=f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
+            runtime_env=runtime_environment(str(Path.cwd()), grace),
+            metadata={JOB: name, GRACE: str(grace), "config": config},
+            **needs,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise UserError(f"the cluster refused the job: {' '.join(str(error).split())}") from None
 
-    def lines(self) -> list[str]:
-        """What to do with it."""
-        target = f"--address {self.address} {self.id}"
-        return [
-            f"submission: {self.id}",
-            f"dashboard:  {self.address}/#/jobs/{self.id}",
-            f"log:        ray job logs --follow {target}",
-            f"stop:       ray job stop {target}",
-        ]
 
+def path_below_here(config: str) -> str:
+    """``config`` relative to the current folder, which is what the cluster gets.
 
-def submit_job(job: Job, config: str, overrides: list[str], address: str) -> Submission:
-    """Upload the current folder and start the job from it. Raises UserError when the cluster cannot take it."""
+    Raises UserError when it is not in there, or the folder is too large to send.
+    """
+    from elastic_train.controller.working_tree import TreeTooLarge, check_size
+
     here = Path.cwd()
     path = Path(config).resolve()
     if not path.is_relative_to(here):
         raise UserError(f"{config} is outside {here}, which is what the cluster gets; run from a folder that holds it")
-    words = ["python", "-m", "elastic_train.cli.main", "train", "--config", str(path.relative_to(here))]
-    words += [*overrides, "--address", "auto"]
-    client = _client(address)
     try:
-        identity = client.submit_job(
-            entrypoint=shlex.join(words),
-            submission_id=f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
-            runtime_env=runtime_environment(str(here)),
-            metadata={"job": job.name},
-        )
-    except (RuntimeError, ValueError) as error:
-        raise UserError(_refusal(error, here)) from None
-    return Submission(identity, address.rstrip("/"))
+        check_size(here, EXCLUDES)
+    except TreeTooLarge as error:
+        raise UserError(str(error)) from None
+    return str(path.relative_to(here))
 
 
-def runtime_environment(working_dir: str) -> dict[str, Any]:
+def runtime_environment(working_dir: str, grace: int = GRACE_SECONDS) -> dict[str, Any]:
     """Ray's runtime environment: the folder, what stays out of it, and how the job is stopped."""
     return {
         "working_dir": working_dir,
         "excludes": EXCLUDES,
-        "env_vars": {"RAY_JOB_STOP_SIGNAL": "SIGTERM", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_SECONDS)},
+        "env_vars": {"RAY_JOB_STOP_SIGNAL": "SIGTERM", "RAY_JOB_STOP_WAIT_TIME_S": str(grace)},
     }
 
 
-def follow_submission(submission: Submission, write: Callable[[str], None]) -> bool:
-    """Print the log until the job ends; whether it succeeded. Ctrl-C leaves the job running."""
-    client = _client(submission.address)
-
-    async def tail() -> None:
-        async for text in client.tail_job_logs(submission.id):
-            write(text.rstrip("\n"))
-
-    try:
-        asyncio.run(tail())
-    except KeyboardInterrupt:
-        write(f"the job goes on; stop it with: {submission.lines()[-1].split(maxsplit=1)[1]}")
-        raise
-    while not (status := client.get_job_status(submission.id)).is_terminal():
-        time.sleep(1)
-    write(f"{submission.id}: {status.value}")
-    return bool(status.value == "SUCCEEDED")
+def what_to_do(server: JobServer, identity: str, name: str) -> Iterator[str]:
+    """Where a submission is to be seen, and how it is stopped: lines of ``label: value``."""
+    yield f"submission: {identity}"
+    yield f"dashboard:  {server.address}/#/jobs/{identity}"
+    yield f"log:        {_verb('logs', name, server)} --follow"
+    yield f"stop:       {_verb('stop', name, server)}"
 
 
-def _client(address: str) -> Any:
-    try:
-        from ray.job_submission import JobSubmissionClient
-
-        return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"no Ray job server at {address} ({reason}); start a cluster with `ray start --head` or give --address"
-        ) from None
+def places(job: Job) -> Iterator[str]:
+    """Where the job's folder and its MLflow run will be, for people who are not on the cluster."""
+    relative = "://" not in job.storage.uri and not Path(job.storage.uri).is_absolute()
+    folder = f"{'~/elastic_train/' if relative else ''}{job.storage.uri.rstrip('/')}/{job.name}"
+    on_disk = "://" not in job.storage.uri
+    yield f"job folder: {folder}" + (" on the cluster's machines, which must share it" if on_disk else "")
+    yield f"MLflow:     {_mlflow(job, folder.rpartition('/')[0], on_disk)}"
 
 
-def _refusal(error: Exception, folder: Path) -> str:
-    """Ray's reason in one line; for a folder that is too large also what is large in it."""
-    reason = " ".join(str(error).split())
-    if "exceeds the maximum size" not in reason:
-        return f"the cluster refused the job: {reason}"
-    sizes = {entry.name: _size(entry) for entry in folder.iterdir() if entry.name not in EXCLUDES}
-    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    listed = ", ".join(f"{name} {sizes[name] / 2**20:,.0f} MiB" for name in largest)
-    return (
-        f"{folder} is too large to upload ({reason}); largest here: {listed}; left out already: {', '.join(EXCLUDES)}"
-    )
+def _mlflow(job: Job, folder: str, on_disk: bool) -> str:
+    """The job file's address, else that of this machine's environment, else the file beside the job folders."""
+    if not job.tracking.enabled:
+        return "off (tracking.enabled)"
+    if job.tracking.uri is not None:
+        return job.tracking.uri
+    if on_disk:
+        return f"MLFLOW_TRACKING_URI of the cluster, else {folder}/mlflow.db on its head"
+    return "MLFLOW_TRACKING_URI of the cluster; without it nothing is tracked (tracking.uri)"
 
 
-def _size(entry: Path) -> int:
-    if entry.is_dir() and not entry.is_symlink():
-        return sum(file.lstat().st_size for file in entry.rglob("*") if file.is_file())
-    return entry.lstat().st_size
+def _verb(verb: str, name: str, server: JobServer) -> str:
+    return f"elastic-train {verb} {name} --address {server.address}"

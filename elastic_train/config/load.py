@@ -48,7 +48,7 @@ def parse_job(text: str, overrides: Sequence[str] = (), *, source: str = "job fi
     problems: list[str] = []
     _expand_auto(data)
     for override in overrides:
-        problems += _apply(data, override)
+        problems += apply_override(data, override)
         _expand_auto(data)
     problems += _expand_preset(data)
     _expand_token_budget(data)
@@ -67,7 +67,7 @@ def _kind(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _apply(data: dict[str, Any], override: str) -> list[str]:
+def apply_override(data: dict[str, Any], override: str) -> list[str]:
     """Set one ``a.b=value`` in ``data``; returns the problems."""
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")

@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from elastic_train.controller.job_folder import RECORD, JobMismatch
+from elastic_train.controller.job_folder import RECORD, JobMismatch, read_record
 from elastic_train.storage.errors import AlreadyExists, NotFound
 from elastic_train.storage.store import Store
 
@@ -42,14 +42,9 @@ def adopt_job(source: Store, target: Store, name: str) -> bool:
 
 def _record(store: Store) -> dict[str, Any] | None:
     try:
-        record = json.loads(store.read(RECORD))
+        return read_record(store)
     except NotFound:
         return None
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or not {"identity", "config"} <= record.keys():
-        raise JobMismatch(f"{store.uri}/{RECORD} is not the record of a job")
-    return record
 
 
 def _changed(record: dict[str, Any], there: dict[str, Any] | None) -> str:

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 from elastic_train import __version__
 from elastic_train.config.job import Job
 from elastic_train.storage.errors import AlreadyExists, StorageError
+from elastic_train.storage.formats import require_known
+from elastic_train.storage.json_lines import FORMAT_VERSION as LINES_VERSION
 from elastic_train.storage.json_lines import JsonLines, read_json_lines
 from elastic_train.storage.store import Store, join
 
 FORMAT_VERSION = 1
+"""Of ``job.json``."""
 RECORD = "job.json"
 
 
@@ -99,15 +102,31 @@ def config_digest(job: Job) -> str:
     return hashlib.sha256(json.dumps(job.as_dict(), sort_keys=True).encode()).hexdigest()
 
 
+def read_record(store: Store) -> dict[str, Any]:
+    """The content of ``job.json`` in the job folder ``store``, which has at least ``identity`` and ``config``.
+
+    Raises NotFound, FutureFormat when a later release has written it, and JobMismatch when it is no record of a job.
+    """
+    data, uri = store.read(RECORD), join(store.uri, RECORD)
+    try:
+        record = dict(json.loads(data))
+        require_known(uri, record["format_version"], FORMAT_VERSION)
+        if isinstance(record["identity"]["model"], dict) and isinstance(record["config"], dict):
+            return record
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise JobMismatch(f"{uri} is not the record of a job")
+
+
 class JobFolder:
     """The coordinator's hand on the job folder. Its lines are appended without waiting for a slow store."""
 
     def __init__(self, job: Job) -> None:
         self.store = job_store(job)
         self._job = job
-        self.journal = JsonLines(self.store, "journal.jsonl")
-        self.ledger = JsonLines(self.store, "ledger.jsonl")
-        self.steps = JsonLines(self.store, "steps.jsonl")
+        self.journal = JsonLines(self.store, "journal.jsonl", format_version=LINES_VERSION)
+        self.ledger = JsonLines(self.store, "ledger.jsonl", format_version=LINES_VERSION)
+        self.steps = JsonLines(self.store, "steps.jsonl", format_version=LINES_VERSION)
 
     def open(self, data_digest: str) -> dict[str, Any]:
         """Create ``job.json``, or check that the one there is of the same job; returns its content.
@@ -116,6 +135,7 @@ class JobFolder:
 
         Raises:
             JobMismatch: the name belongs to a job with another model, data order or batch, or its record is not one.
+            FutureFormat: the record was written by a later release.
             StorageError: the folder cannot be read or written.
         """
         record = {
@@ -128,25 +148,14 @@ class JobFolder:
         try:
             self.store.create(RECORD, json.dumps(record, indent=1).encode())
         except AlreadyExists:
-            record = self._record_there()
+            try:
+                record = read_record(self.store)
+            except JobMismatch as error:
+                raise JobMismatch(f"{error}; give the new job another name") from None
             self._check(record, data_digest)
         return record
 
-    def _record_there(self) -> dict[str, Any]:
-        try:
-            record = json.loads(self.store.read(RECORD))
-            if record["format_version"] != FORMAT_VERSION or isinstance(record["identity"]["model"], dict):
-                return dict(record)
-        except (ValueError, TypeError, KeyError):
-            pass
-        raise JobMismatch(f"{self.store.uri}/{RECORD} is not the record of a job; give the new job another name")
-
     def _check(self, record: dict[str, Any], data_digest: str) -> None:
-        if record["format_version"] != FORMAT_VERSION:
-            raise JobMismatch(
-                f"{self.store.uri}/{RECORD} has format version {record['format_version']}; "
-                f"this program reads {FORMAT_VERSION}"
-            )
         ours, theirs = _flat(identity(self._job, data_digest)), _flat(_recorded(record))
         changed = [f"{key}={ours[key]!r} (there: {theirs.get(key)!r})" for key in ours if ours[key] != theirs.get(key)]
         if changed:

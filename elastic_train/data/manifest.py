@@ -27,6 +27,7 @@ from pydantic_core import from_json
 
 from elastic_train.data.errors import DataError
 from elastic_train.storage.errors import NotFound
+from elastic_train.storage.formats import KEY, newer_than
 
 if TYPE_CHECKING:
     from typing import Self
@@ -230,7 +231,16 @@ def parse_manifest(data: bytes, name: str) -> Manifest:
     try:
         return _in_lines(data, name) if data.startswith(FORMAT_3) else Manifest.model_validate_json(data)
     except ValueError as error:
-        raise DataError(f"{name} is not a manifest of format 1, 2 or 3: {_first_problem(error)}") from None
+        wrong = newer_than(_version(data), 3) or f"is not a manifest of format 1, 2 or 3: {_first_problem(error)}"
+        raise DataError(f"{name} {wrong}") from None
+
+
+def _version(data: bytes) -> object:
+    """What a file says of its format; None when it says nothing."""
+    try:
+        return from_json(data)[KEY]
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _in_lines(data: bytes, name: str) -> Manifest:

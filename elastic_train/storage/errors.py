@@ -23,5 +23,9 @@ class WrongSettings(StorageError):
     """The user's URI, endpoint, bucket or credentials cannot be used; trying again changes nothing."""
 
 
+class FutureFormat(StorageError):
+    """The file was written by a later release, in a format that this one does not know. It is not damaged."""
+
+
 class AlreadyExists(StorageError):
     """A conditional create found the object there."""

@@ -1,4 +1,7 @@
-"""Append-only logs of JSON objects, one per line, in any store."""
+"""Append-only logs of JSON objects, one per line, in any store.
+
+A writer says the format of its lines in ``format_version`` of its first one. Logs from before that say nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from elastic_train.storage.errors import NotFound, StorageError
+from elastic_train.storage.formats import KEY, require_known
 from elastic_train.storage.store import Store, join
 
 if TYPE_CHECKING:
@@ -16,16 +20,28 @@ if TYPE_CHECKING:
 
 UPLOAD_SHARE = 0.1
 """Most of the time that may go into putting a growing S3 object again."""
+FORMAT_VERSION = 1
+"""Of the lines of a job's logs."""
 _BLOCK_BYTES = 1 << 16
 
 
 def read_json_lines(store: Store, path: str) -> list[dict[str, Any]]:
-    """The objects of a log, [] when there is none. A last line that was torn by a crash is left out."""
+    """The objects of a log, [] when there is none. A last line that was torn by a crash is left out.
+
+    Raises FutureFormat for lines of a later release, StorageError for what is not JSON.
+    """
     try:
         data = store.read(path)
     except NotFound:
         return []
-    return [_parse(store, path, f"line {number}", line) for number, line in enumerate(_whole_lines(data), start=1)]
+    return _checked(store, path, _whole_lines(data))
+
+
+def _checked(store: Store, path: str, lines: list[bytes]) -> list[dict[str, Any]]:
+    values = [_parse(store, path, f"line {number}", line) for number, line in enumerate(lines, start=1)]
+    for number, value in enumerate(values, start=1):
+        require_known(f"line {number} of {join(store.uri, path)}", value.get(KEY), FORMAT_VERSION)
+    return values
 
 
 def _whole_lines(data: bytes) -> list[bytes]:
@@ -73,13 +89,20 @@ class JsonLines:
     Lines that could not be written stay in memory and are tried again; :meth:`flush` and :meth:`close` say so.
     """
 
-    def __init__(self, store: Store, path: str, interval_seconds: float = 5.0) -> None:
+    def __init__(
+        self, store: Store, path: str, interval_seconds: float = 5.0, format_version: int | None = None
+    ) -> None:
+        """``format_version`` is what the first line says of all of them; None: nothing is said.
+
+        Raises FutureFormat when a later release has written the log, StorageError when it cannot be read.
+        """
         self.uri = join(store.uri, path)
         self._store, self._path, self._interval = store, path, interval_seconds
         self._changed = threading.Condition()
         self._pending: list[bytes] = []  # a file: lines that could not be appended
         self._error: StorageError | None = None
         self._closed = self._abandoned = False
+        self._format_version, self._format_told = format_version, False
         self._local = store.local_path(path) is not None
         self._lines: list[bytes] = []  # S3: what the object shall hold
         self._changes = self._stored = 0  # S3: changes of the lines so far, and how many of them the object has
@@ -95,6 +118,7 @@ class JsonLines:
         except NotFound:
             return
         lines = _whole_lines(data)
+        _checked(self._store, self._path, [line for line in lines if f'"{KEY}":'.encode() in line])
         if b"".join(lines) != data:
             self._store.write(self._path, lines)
         if not self._local:
@@ -116,12 +140,15 @@ class JsonLines:
 
         Raises ``ValueError`` or ``TypeError`` when it is not JSON (NaN is written as such).
         """
-        data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
         with self._changed:
+            if self._format_version is not None and not self._format_told:
+                line = {KEY: self._format_version, **line}
+            data = json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
             if self._abandoned:
                 return
             if self._closed:
                 raise ValueError(f"{self.uri}: the log is closed")
+            self._format_told = True
             if self._local:
                 self._pending.append(data)
                 self._write_local()
@@ -172,6 +199,7 @@ class JsonLines:
             while lines and not keep(_parse(self._store, self._path, f"line {len(lines)}", lines[-1])):
                 lines.pop()
                 dropped += 1
+            self._format_told = self._format_told and not dropped
             if self._local and not lines:
                 dropped += self._cut_file(keep)
             elif dropped and not self._local:

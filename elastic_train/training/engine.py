@@ -242,13 +242,17 @@ class Engine:
         return total.item()
 
     def _with_evaluation(self, metrics: StepMetrics) -> StepMetrics:
-        metrics = replace(metrics, eval_loss=self.evaluate())
-        if self._average is None:
-            return metrics
-        self._swap_average(self._average)
-        metrics = replace(metrics, eval_loss_ema=self.evaluate())
-        self._swap_average(self._average)
-        return metrics
+        losses = self.evaluations()
+        return replace(metrics, eval_loss=losses["eval_loss"], eval_loss_ema=losses.get("eval_loss_ema"))
+
+    def evaluations(self) -> dict[str, float]:
+        """``eval_loss``, and ``eval_loss_ema`` with the averaged weights where the job has them. Changes nothing."""
+        losses = {"eval_loss": self.evaluate()}
+        if self._average is not None:
+            self._swap_average(self._average)
+            losses["eval_loss_ema"] = self.evaluate()
+            self._swap_average(self._average)
+        return losses
 
     @torch.no_grad()
     def _swap_average(self, average: AveragedWeights) -> None:

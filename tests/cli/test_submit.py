@@ -15,6 +15,7 @@ import pytest
 
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.cli.command import ROOT, elastic_train
+from tests.cli.submitted import LONG, server
 from tests.jobs import JOB
 from tests.ray_job import processes, refill, until, until_none
 
@@ -36,10 +37,6 @@ def folder(corpus: Path, tmp_path: Path) -> Path:
     config = JOB.format(name="small", data=corpus, storage=tmp_path / "runs")
     (here / "jobs" / "configs" / "small.yaml").write_text(config)
     return here
-
-
-def server(cluster: LocalCluster) -> str:
-    return f"http://{cluster.nodes[0].address}:{cluster.dashboard_port}"
 
 
 def ray_job(cluster: LocalCluster, folder: Path, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,26 +79,29 @@ def test_job_script_fails(cluster: LocalCluster, folder: Path) -> None:
     assert " failed" in status.stdout
 
 
-@pytest.mark.parametrize("how", ["elastic-train stop", "ray job stop"])
-def test_stop_is_graceful(cluster: LocalCluster, folder: Path, how: str) -> None:
-    name = how.split()[0]
-    overrides = (f"name={name}", "hosts.max=2", "training.steps=1000000", "checkpoint.every_steps=1000000")
+def test_stopped_by_rays_own_command_and_through_the_clusters_own_address(cluster: LocalCluster, folder: Path) -> None:
+    """`ray job stop` of one submission, then `elastic-train stop` of the next one of the name, without job server."""
+    overrides = ("name=ray", "hosts.max=2", *LONG)
     sent = elastic_train("submit", "jobs/configs/small.yaml", *overrides, "--address", server(cluster), cwd=folder)
     assert sent.returncode == 0, sent.stdout + sent.stderr
-    until(lambda: len(lines(folder, name, "steps")) >= 5, 120)
+    until(lambda: len(lines(folder, "ray", "steps")) >= 5, 120)
     where = ("--address", cluster.address)
-    shown = elastic_train("status", name, *where, cwd=folder)
-    assert shown.stdout.startswith(f"{name} | running | step "), shown.stdout + shown.stderr
-    if name == "ray":
-        stopped = ray_job(cluster, folder, "stop", sent.stdout.split()[1])
-    else:
-        stopped = elastic_train("stop", name, *where, cwd=folder)
+    shown = elastic_train("status", "ray", *where, cwd=folder)
+    assert shown.stdout.startswith("ray | running | step "), shown.stdout + shown.stderr
+    stopped = ray_job(cluster, folder, "stop", sent.stdout.split()[1])
     assert stopped.returncode == 0, stopped.stdout + stopped.stderr
     until_none(lambda: processes(cluster))
-    last = lines(folder, name, "steps")[-1]["step"]
-    ended = lines(folder, name, "ledger")[-1]
+    last = lines(folder, "ray", "steps")[-1]["step"]
+    ended = lines(folder, "ray", "ledger")[-1]
     assert (ended["event"], ended["status"], ended["step"]) == ("job_finished", "killed", last)
-    assert (folder.parent / "runs" / name / "checkpoints" / f"step-{last:08d}-c1.json").is_file()
+    assert (folder.parent / "runs" / "ray" / "checkpoints" / f"step-{last:08d}-c1.json").is_file()
+    sent = elastic_train("submit", "jobs/configs/small.yaml", *overrides, "--address", server(cluster), cwd=folder)
+    assert sent.returncode == 0, sent.stdout + sent.stderr
+    until(lambda: len(lines(folder, "ray", "steps")) >= last + 2, 120)
+    stopped = elastic_train("stop", "ray", *where, cwd=folder)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    until_none(lambda: processes(cluster))
+    assert lines(folder, "ray", "ledger")[-1]["step"] == lines(folder, "ray", "steps")[-1]["step"] > last
 
 
 def test_nothing_is_told_without_the_token(cluster: LocalCluster, folder: Path) -> None:

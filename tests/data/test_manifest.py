@@ -154,7 +154,7 @@ def test_a_damaged_line_is_named_when_its_shard_is_needed(
         (b'"tokens": 90', b'"tokens": 90, "more": 1', "more: Extra inputs are not permitted"),
         (b"\n ]\n}\n", b"\n ]\n", "it has no lines of shards, or not all of them"),
         (b'"dtype": "uint16"', b'"dtype": "int8"', "dtype: Input should be 'uint16' or 'uint32'"),
-        (b'"format_version": 3', b'"format_version": 4', "format_version: Input should be 1, 2 or 3"),
+        (b'"format_version": 3', b'"format_version": 0', "format_version: Input should be 1, 2 or 3"),
         (b'"inputs": {}', b'"inputs": {', "key must be a string at line 17 column 13"),
     ],
 )

@@ -70,15 +70,18 @@ def _rules(job: str, store: Store, keep_last: int | None, grace_seconds: float |
     """The rules, and where they are from."""
     from elastic_train.config.load import load_job
     from elastic_train.config.operation import CheckpointConfig
+    from elastic_train.controller.job_folder import JobMismatch, read_record
     from elastic_train.storage.errors import NotFound
 
     if is_job_file(job):
         config, origin = load_job(job).checkpoint, job
     else:
         try:
-            record = json.loads(store.read("job.json"))
+            record = read_record(store)
         except NotFound:
             raise UserError(f"{store.uri} has no job.json with rules; give the job file instead") from None
+        except JobMismatch as error:
+            raise UserError(f"{error}; give the job file instead") from None
         section = record["config"].get("checkpoint", {})
         config, origin = CheckpointConfig.model_validate(section, strict=False), "job.json"
     given = {"keep_last": keep_last, "grace_seconds": grace_seconds}

@@ -1,0 +1,16 @@
+"""Turn text into token shards, as a job of a running Ray cluster.
+
+    ray job submit --working-dir . -- python jobs/prepare_data.py --config jobs/configs/prepare_data.yaml [key=value]
+
+The same as `elastic-train run` with that file, which has the options of the verb. Relative paths start from
+$ELASTIC_TRAIN_HOME, or from ~/elastic_train where Ray has unpacked this folder. Exit codes as for `elastic-train`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from elastic_train.cli.main import app
+
+if __name__ == "__main__":
+    app(["run", *sys.argv[1:]])
