@@ -7,7 +7,7 @@ directions together: an H100 is sold with 1,979 TFLOP/s in bf16 and 900 GB/s of 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +27,7 @@ class Accelerator:
     name: str
     memory_bytes: int
     """what torch can allocate of it, before anything is allocated"""
-    peak_flops: dict[str, float]
+    peak_flops: dict[str, float] = field(hash=False)
     """precision -> dense FLOP/s of matrix products; fp32 without TF32, which the engine leaves off"""
     memory_bytes_per_second: float
     link_bytes_per_second: float
@@ -46,6 +46,10 @@ class Accelerator:
     """share of ``efficiency`` that products in fp8 reach: inputs are scaled and cast around them"""
     transfer_efficiency: float = 0.8
     """share of its memory, link and network bandwidth that is reached: calibration replaces it"""
+    masked_attention: float = 0.5
+    """share of ``efficiency`` that attention reaches under a mask, for which torch has no flash kernel"""
+    launch_seconds: float = 0.0
+    """what the processor takes to launch the kernels of a block in one direction: a block takes no less"""
     block_seconds: float = 0.0
     """what a block costs in one direction beside its operations, whatever its size: launches, Python"""
     computing_at_once: int | None = None
@@ -54,7 +58,7 @@ class Accelerator:
     """whether each has a link to each other of the node, of which a group can only use those among its ranks"""
     overlaps: bool = True
     """whether collectives run beside compute"""
-    sources: dict[str, str] | None = None
+    sources: dict[str, str] | None = field(default=None, hash=False)
     """field -> where its number comes from"""
 
     def peak(self, precision: str) -> float:
@@ -89,6 +93,11 @@ _THIS_CPU = (
     "measured in CPU seconds on one thread of a 2-core Xeon (Sapphire Rapids): products of 1,024 x 1,024, "
     "fused AdamW, gloo collectives of 16 MiB over loopback; and what steps of benchmarks/strategies.py take beyond that"
 )
+_MASKED = (
+    "arXiv:2307.08691, section 4.1: FlashAttention-2 is about twice as fast as the memory-efficient kernel of xFormers, "
+    "which torch takes under a mask; measured on A100, assumed elsewhere"
+)
+_LAUNCHES = "assumed: some 50 kernels of a block, about 6 microseconds each (pytorch.org/blog/accelerating-pytorch-with-cuda-graphs)"
 _TITAN = "set by torchtitan's published tokens/s, "
 """``benchmarks/llama3_h100_202412_torchtitan.md`` and others: PyTorch FSDP2 as here; see test_published_runs.py"""
 
@@ -105,6 +114,8 @@ def _sources(data_sheet: str, memory: str, network: str, efficiency: str = "") -
         "efficiency": f"{_TITAN}{efficiency}",
         "fp8_share": f"{_TITAN}8B with and without Float8 on H100",
         "transfer_efficiency": _NCCL,
+        "masked_attention": _MASKED,
+        "launch_seconds": _LAUNCHES,
     }
 
 
@@ -132,6 +143,7 @@ def _gpu(
         network_latency_seconds=5e-6,
         per_node=8,
         efficiency=efficiency,
+        launch_seconds=3e-4,
         mesh=mesh,
         sources=sources,
     )
@@ -167,20 +179,22 @@ _CPU = Accelerator(
     network_latency_seconds=4e-4,
     per_node=64,
     efficiency=0.55,
+    masked_attention=1.0,
     transfer_efficiency=1.0,
     block_seconds=1e-3,
     computing_at_once=2,
     overlaps=False,
     sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU)
     | dict.fromkeys(_HOP_FIELDS, _THIS_CPU)
-    | {"efficiency": _THIS_CPU, "fp8_share": "no fp8 units", "transfer_efficiency": _THIS_CPU},
+    | {"efficiency": _THIS_CPU, "fp8_share": "no fp8 units", "transfer_efficiency": _THIS_CPU}
+    | {"masked_attention": "torch's flash kernel for CPUs takes masks", "launch_seconds": "part of block_seconds"},
 )
 _TABLE = (
     _gpu(
-        "a100-40gb", 39.50, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.57, sources=_A100_NODE
+        "a100-40gb", 39.50, _A100_PEAKS, memory=1.555e12, link=300e9, network=25e9, efficiency=0.59, sources=_A100_NODE
     ),
     _gpu(
-        "a100-80gb", 79.15, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.57, sources=_A100_NODE
+        "a100-80gb", 79.15, _A100_PEAKS, memory=2.039e12, link=300e9, network=25e9, efficiency=0.59, sources=_A100_NODE
     ),
     _gpu(
         "h100-80gb",
@@ -189,11 +203,11 @@ _TABLE = (
         memory=3.35e12,
         link=450e9,
         network=50e9,
-        efficiency=0.38,
+        efficiency=0.41,
         sources=_H100_NODE,
     ),
-    _gpu("h200", 139.80, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.48, sources=_H200_NODE),
-    _gpu("b200", 178.35, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.38, sources=_B200_NODE),
+    _gpu("h200", 139.80, _HOPPER_PEAKS, memory=4.8e12, link=450e9, network=50e9, efficiency=0.51, sources=_H200_NODE),
+    _gpu("b200", 178.35, _B200_PEAKS, memory=8e12, link=900e9, network=50e9, efficiency=0.41, sources=_B200_NODE),
     _gpu(
         "mi300x",
         191.98,
@@ -245,6 +259,8 @@ class _File(BaseModel):
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
     fp8_share: Annotated[float, Field(gt=0, le=1)] = 0.7
     transfer_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
+    masked_attention: Annotated[float, Field(gt=0, le=1)] = 0.5
+    launch_seconds: Annotated[float, Field(ge=0)] = 0.0
     block_seconds: Annotated[float, Field(ge=0)] = 0.0
     computing_at_once: Annotated[int, Field(ge=1)] | None = None
     mesh: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_train.config.layout import Layout
-from elastic_train.planner.flops import computed_attention, forward_flops
+from elastic_train.planner.compute_time import pass_times
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import stages_of_ranks
 from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space
@@ -23,35 +23,25 @@ class Floor:
 
     def __init__(self, space: Space, accelerator: Accelerator) -> None:
         self._space, self._accelerator = space, accelerator
-        job = space.job
-        flops, layers = (
-            forward_flops(job.model, job.data.sequence_length, computed_attention(job)),
-            job.model.num_hidden_layers,
-        )
-        speed = accelerator.peak(job.training.precision) * accelerator.efficiency
-        backward = 3 * (flops.projections + flops.feed_forward + flops.attention) + flops.attention / 2
-        length = job.data.sequence_length
-        self._block, self._head = length * backward / layers / speed, length * 3 * flops.head / speed
         self._ranks: dict[tuple[int, tuple[str, int]], set[tuple[int, int]]] = {}
-        self._exchanges: dict[tuple[int, int, int], float] = {}
-        self._least_exchanges: dict[tuple[int, int], float] = {}
+        self._passes: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._least: dict[tuple[int, int], tuple[float, float]] = {}
 
     def of(self, mesh: Mesh) -> float:
         """Seconds of a step with the schedule and the micro-batch that are fastest."""
         size = self._space.micro_batches()[0]
-        each = self._exchanged_at_least(mesh.tp, mesh.cp) * size
-        return min((self._seconds(mesh, way, size, each) for way in self._space.schedules(mesh.pp)), default=0.0)
+        block, head = self._at_least(mesh.tp, mesh.cp)
+        passes = block * size, head * size
+        return min((self._seconds(mesh, way, size, passes) for way in self._space.schedules(mesh.pp)), default=0.0)
 
     def of_way(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int) -> float:
         """Seconds of a step."""
-        each = self._exchanged(mesh.tp, mesh.cp, micro_batch) + 2 * self._accelerator.block_seconds
-        return self._seconds(mesh, schedule, micro_batch, each)
+        return self._seconds(mesh, schedule, micro_batch, self._of_passes(mesh.tp, mesh.cp, micro_batch))
 
-    def _seconds(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int, each: float) -> float:
-        """``each``: seconds per block and micro-batch beside its products."""
+    def _seconds(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int, passes: tuple[float, float]) -> float:
+        """``passes``: seconds of a micro-batch in a block, with what it exchanges, and in the head."""
+        block, head = passes
         count = -(-(self._space.job.training.global_batch // micro_batch) // mesh.data_ranks)
-        samples = micro_batch / (mesh.cp * mesh.tp)
-        block, head = samples * self._block + each, samples * self._head
         slowest = max(blocks * block + heads * head for blocks, heads in self._held(mesh.pp, schedule))
         together = self._space.job.model.num_hidden_layers * block + head
         overlap = 1 if schedule[0] in ("1f1b", "gpipe") else schedule[1]
@@ -74,22 +64,26 @@ class Floor:
                 }
         return self._ranks[key]
 
-    def _exchanged(self, tp: int, cp: int, micro_batch: int) -> float:
-        """Seconds of what a block exchanges along tp and cp with one micro-batch."""
+    def _of_passes(self, tp: int, cp: int, micro_batch: int) -> tuple[float, float]:
+        """Seconds of one micro-batch in a block, with what that exchanges along tp and cp, and in the head."""
         key = (tp, cp, micro_batch)
-        if key not in self._exchanges:
-            mesh, sharing = Mesh(tp, 1, cp, 1), Sharing("ddp", False, 1, 1)
+        if key not in self._passes:
+            chip, sharing = self._accelerator, Sharing("ddp", False, 1, 1)
             way = (("1f1b", 2), micro_batch, self._space.recomputes()[0])
-            job, layout = self._space.question(mesh, sharing, *way)
+            job, layout = self._space.question(Mesh(tp, 1, cp, 1), sharing, *way)
+            times = pass_times(job, layout, chip, chip.efficiency)
             (whole,) = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)[0]
             block = replace(whole, blocks=1, first=False, last=False)
             found = activation_exchanges(job, layout, 0, [block], 1)
-            self._exchanges[key] = sum(transfer_seconds(each, layout, self._accelerator) for each in found)
-        return self._exchanges[key]
+            each = sum(transfer_seconds(exchange, layout, chip) for exchange in found) + 2 * chip.block_seconds
+            each += times.forward + times.backward + times.again
+            self._passes[key] = each, times.head_forward + times.head_backward
+        return self._passes[key]
 
-    def _exchanged_at_least(self, tp: int, cp: int) -> float:
+    def _at_least(self, tp: int, cp: int) -> tuple[float, float]:
         """Per sample, with the micro-batch for which that is least."""
-        if (tp, cp) not in self._least_exchanges:
+        if (tp, cp) not in self._least:
             sizes = self._space.micro_batches()
-            self._least_exchanges[tp, cp] = min(self._exchanged(tp, cp, size) / size for size in sizes)
-        return self._least_exchanges[tp, cp]
+            passes = [[each / size for each in self._of_passes(tp, cp, size)] for size in sizes]
+            self._least[tp, cp] = min(block for block, _ in passes), min(head for _, head in passes)
+        return self._least[tp, cp]

@@ -2,8 +2,8 @@
 
 What is assumed, and nothing else:
 
-- Operations run at ``efficiency`` times the peak of their precision, a fixed share per accelerator; attention is
-  causal, or in full where documents are separated by a mask. fp8 is for the products of the blocks' projections only.
+- Products run at ``efficiency`` times the peak of their precision, a fixed share per accelerator, or as fast as memory
+  brings what they read (``planner.compute_time``). fp8 is for the products of the blocks' projections only.
 - Links, network and memory reach ``transfer_efficiency`` of their bandwidth.
 - Exchanges that run beside compute (``Exchange.overlaps``) cost nothing as long as there is compute to hide them, but
   for the first or last unit; where the accelerator does not overlap (CPU) all of them cost.
@@ -16,20 +16,13 @@ What is assumed, and nothing else:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.planner.compute_time import pass_times
 from elastic_train.planner.constraints import micro_batches_per_rank
 from elastic_train.planner.exchange import Exchange
-from elastic_train.planner.flops import (
-    DAY,
-    Utilisation,
-    computed_attention,
-    forward_flops,
-    tokens_per_step,
-    utilisation,
-)
+from elastic_train.planner.flops import DAY, Utilisation, tokens_per_step, utilisation
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import StageParameters
 from elastic_train.planner.traffic import rank_traffic, telling_ranks
@@ -84,9 +77,10 @@ def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: fl
 
     Raises ValueError for a precision that the accelerator does not compute in.
     """
-    rates = _Rates(job, accelerator, accelerator.efficiency if efficiency is None else efficiency)
+    reached = accelerator.efficiency if efficiency is None else efficiency
     times = {
-        number: _RankTime(job, layout, rates, number, stages) for number, stages in telling_ranks(job, layout).items()
+        number: _RankTime(job, layout, accelerator, reached, number, stages)
+        for number, stages in telling_ranks(job, layout).items()
     }
     weights = {number: layout.pp - len(times) + 1 if 0 < number < layout.pp - 1 else 1 for number in times}
     slowest = max(times.values(), key=lambda rank: sum(rank.terms.values()))
@@ -117,64 +111,35 @@ def _taking_turns(times: dict[int, _RankTime], weights: dict[int, int], share: f
     return terms | ({"bubble": idle} if idle > 0 and len(times) > 1 else {})
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """Seconds per token that a block, and the head, take on one rank, before they are cut over ranks."""
-
-    job: Job
-    accelerator: Accelerator
-    efficiency: float
-
-    @cached_property
-    def seconds(self) -> tuple[float, float, float]:
-        """Forward pass of a block, what recomputation adds to its backward pass, forward pass of the head.
-
-        The backward pass is two forward ones, and the scores of attention once more.
-        """
-        job = self.job
-        flops, layers = (
-            forward_flops(job.model, job.data.sequence_length, computed_attention(job)),
-            job.model.num_hidden_layers,
-        )
-        precision = job.training.precision
-        fast = self.accelerator.peak(precision) * self.efficiency
-        fast *= self.accelerator.fp8_share if precision == "fp8" else 1.0
-        plain = self.accelerator.peak("bf16" if precision == "fp8" else precision) * self.efficiency
-        attention = flops.attention / plain
-        again = {
-            "none": 0.0,
-            "selective": attention,
-            "full": (flops.projections + flops.feed_forward * 2 / 3) / fast + attention,
-        }
-        forward = (flops.projections + flops.feed_forward) / fast + attention
-        recomputed = again[job.training.recompute]
-        return forward / layers, (recomputed + attention / 2) / layers, flops.head / plain
-
-
 class _RankTime:
     """One pipeline rank, with a core or an accelerator of its own."""
 
-    def __init__(self, job: Job, layout: Layout, rates: _Rates, number: int, stages: list[StageParameters]) -> None:
-        self.terms: dict[str, float] = {}
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        accelerator: Accelerator,
+        efficiency: float,
+        number: int,
+        stages: list[StageParameters],
+    ) -> None:
         self.hidden: dict[str, float] = {}
         count = micro_batches_per_rank(job, layout)
         blocks, heads = sum(stage.blocks for stage in stages), sum(stage.last for stage in stages)
-        block, again, head = rates.seconds
-        tokens = job.training.micro_batch * job.data.sequence_length / (layout.cp * layout.tp)
-        extra = blocks * rates.accelerator.block_seconds
-        forward = tokens * (blocks * block + heads * head)
-        recomputed = tokens * blocks * again
-        self.terms = {"forward": count * forward, "backward": 2 * count * forward, "recomputation": count * recomputed}
-        if extra:
+        times = pass_times(job, layout, accelerator, efficiency)
+        forward = blocks * times.forward + heads * times.head_forward
+        backward = blocks * times.backward + heads * times.head_backward
+        recomputed = blocks * times.again
+        self.terms = {"forward": count * forward, "backward": count * backward, "recomputation": count * recomputed}
+        if extra := blocks * accelerator.block_seconds:
             self.terms["blocks, whatever their size"] = count * extra * (3 if job.training.recompute == "full" else 2)
-        hiding = _Hiding(forward, 2 * forward + recomputed, count, rates.accelerator.overlaps)
+        hiding = _Hiding(forward, backward + recomputed, count, accelerator.overlaps)
         self.exchanged: set[str] = set()
-        exchanges = rank_traffic(job, layout, number, stages)
-        for each in exchanges:
-            seconds = transfer_seconds(each, layout, rates.accelerator)
+        for each in rank_traffic(job, layout, number, stages):
+            seconds = transfer_seconds(each, layout, accelerator)
             self._add(each, seconds, hiding.exposed(each, seconds))
         self.micro_batch = self._per_micro_batch(count)
-        self.terms["update"] = update_seconds(job, layout, stages, rates.accelerator, rates.efficiency)
+        self.terms["update"] = update_seconds(job, layout, stages, accelerator, efficiency)
 
     def _add(self, each: Exchange, seconds: float, exposed: float) -> None:
         name = _term(each)
