@@ -23,7 +23,7 @@ OVERLAPS: dict[Overlap, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a search makes many, and frozen ones take three times as long
 class Exchange:
     """Exchanges of one kind, of one rank in one step.
 
@@ -36,11 +36,16 @@ class Exchange:
     collective: Collective
     count: int
     payload_bytes: float
-    sent_bytes: float
+    ranks: int
+    """of the group"""
     dtype: str
     overlaps: Overlap
     units: int = 1
     """of how many pieces, one after the other, the exchanges of one pass consist"""
+
+    @property
+    def sent_bytes(self) -> float:
+        return self.count * self.payload_bytes * sent_share(self.collective, self.ranks)
 
 
 @lru_cache(maxsize=4096)
@@ -80,11 +85,9 @@ def exchange(
     overlaps: Overlap = "nothing",
     units: int = 1,
 ) -> Exchange:
-    sent = count * payload_bytes * sent_share(collective, group_sizes(layout)[axis])
-    return Exchange(axis, what, collective, count, payload_bytes, sent, dtype, overlaps, units)
+    return Exchange(axis, what, collective, count, payload_bytes, group_sizes(layout)[axis], dtype, overlaps, units)
 
 
-def real(exchanges: Iterable[Exchange], layout: Layout) -> list[Exchange]:
+def real(exchanges: Iterable[Exchange]) -> list[Exchange]:
     """Those that take place: between more than one rank, with something to send."""
-    sizes = group_sizes(layout)
-    return [each for each in exchanges if each.count and each.payload_bytes and sizes[each.axis] > 1]
+    return [each for each in exchanges if each.ranks > 1 and each.count and each.payload_bytes]

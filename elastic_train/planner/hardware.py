@@ -7,7 +7,7 @@ directions together: an H100 is sold with 1,979 TFLOP/s in bf16 and 900 GB/s of 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -221,6 +221,28 @@ _TABLE = (
     ),
     _CPU,
 )
+
+
+_CPU_HOST = replace(
+    _CPU,
+    name="cpu-host",
+    link_latency_seconds=1e-4,
+    network_latency_seconds=1e-4,
+    computing_at_once=None,
+    sources=_CPU.sources
+    and _CPU.sources | dict.fromkeys(_HOP_FIELDS, "assumed: gloo over TCP between processes that nothing keeps waiting"),
+)
+"""A host of the pool on CPUs, which Ray reserves for it alone: none shares cores."""
+_HOSTS = {"cpu": _CPU_HOST, "cuda": _TABLE[2]}
+
+
+def host_of(device: str, largest_node: int | None = None) -> Accelerator:
+    """What a job on ``hosts.device`` is planned for where nobody says more: CPUs, or H100.
+
+    ``largest_node``: hosts on the fullest of the nodes; a node of the table has no more.
+    """
+    host = _HOSTS[device]
+    return host if largest_node is None else replace(host, per_node=max(1, min(host.per_node, largest_node)))
 
 
 def accelerators() -> dict[str, Accelerator]:

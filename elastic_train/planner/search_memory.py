@@ -11,12 +11,13 @@ from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import block_bytes, loss_bytes
 from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory, fullest_rank
 from elastic_train.planner.model_state import division, model_state, numbers_of
-from elastic_train.planner.parameters import stages_of_ranks
+from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.schedule import micro_batches_in_flight
-from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space, violated
+from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space, sharing_layout, violated
 
 _STATE = {"adamw": 12, "adam": 12, "muon": 8, "lion": 8, "sgd": 4}
 """Bytes per parameter that all ranks hold together, at least: master weight and moments."""
+_COPIES = ("ddp", "zero1", "zero2")
 _LOOKS = 4
 """Of the options that need least by the bound so many are looked at, to find those that need least."""
 
@@ -83,6 +84,8 @@ class MemoryFloor:
         self._kept: dict[tuple[int, int, int, str], int] = {}
         self._alive: dict[tuple[tuple[str, int], int, int, int], float] = {}
         self._lost: dict[tuple[int, int, int, bool], int] = {}
+        self._jobs: dict[tuple[str, bool, tuple[str, int]], Job] = {}
+        self._blocks: dict[tuple[int, tuple[str, int]], dict[int, int]] = {}
         job = space.job
         device = job.hosts.device
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
@@ -137,14 +140,22 @@ class MemoryFloor:
         return held is not None and held.fullest.total <= limit
 
     def _lean(self, mesh: Mesh) -> Iterator[Way]:
-        """For each schedule and sharing the smallest micro-batch with the two kinds of most recomputation."""
+        """For each schedule and sharing the smallest micro-batch with the most recomputation that goes with it.
+
+        Of ddp, zero1 and zero2 the last that competes: it shares what the others share, and more.
+        """
         smallest: dict[tuple[str, int], int] = {}
         for schedule, micro_batch in self._space.ways(mesh):
             smallest.setdefault(schedule, micro_batch)
+        sharings = self._space.sharings(mesh)
+        copies = [sharing for sharing in sharings if sharing.data in _COPIES]
+        sharings = [sharing for sharing in reversed(sharings) if sharing not in copies[:-1]]
+        kinds = self._space.recomputes()
         for schedule, micro_batch in smallest.items():
-            for sharing in reversed(self._space.sharings(mesh)):
-                for recompute in reversed(self._space.recomputes()[-2:]):
-                    yield sharing, schedule, micro_batch, recompute
+            split = mesh.pp > 1 and schedule[0] in ("zero_bubble", "zbv")
+            most = [kind for kind in kinds if not (split and kind == "full")]
+            for sharing in sharings:
+                yield from ((sharing, schedule, micro_batch, kind) for kind in most[-1:] or kinds[-1:])
 
     def _kept_by_block(self, mesh: Mesh, micro_batch: int, recompute: str) -> int:
         key = (mesh.tp, mesh.cp, micro_batch, recompute)
@@ -191,23 +202,38 @@ class MemoryFloor:
         return self._residents[key]
 
     def _measure(self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int]) -> Iterator[_Resident]:
-        job, layout = self._space.question(mesh, sharing, schedule, 1, "none")
+        job, layout = self._job(sharing, schedule), sharing_layout(mesh, sharing)
         if job.parallel.stages_per_rank * mesh.pp > job.model.num_hidden_layers and mesh.pp > 1:
             return  # not valid: a constraint says so
         ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
-        blocks = [sum(stage.blocks for stage in stages) for stages in ranks]
         sharded = division(job, layout) == "all"
         keeps = not sharing.reshard_after_forward or mesh.pp > 1
-        for number in sorted({0, blocks.index(max(blocks)), mesh.pp - 1}):
-            state = {} if job.parallel.offload else model_state(job, layout, ranks[number])
+        waits = sharded and keeps and job.training.determinism == "default"
+        for number, blocks in self._telling(mesh.pp, schedule, ranks).items():
+            stages = ranks[number]
+            state = {} if job.parallel.offload else model_state(job, layout, stages)
             held = sum(state.values()) - (state.get("gradients", 0) if sharded else 0)
             if sharded and keeps:
-                held += numbers_of(job).compute * sum(stage.padded for stage in ranks[number])
-            ends = sum((not stage.first) + (not stage.last) for stage in ranks[number])
-            head = any(stage.last for stage in ranks[number])
-            waits = sharded and keeps and job.training.determinism == "default"
-            added_up = numbers_of(job).gradient * sum(stage.whole for stage in ranks[number]) if waits else 0
-            yield _Resident(number, held, blocks[number], ends if mesh.pp > 1 else 0, head, added_up)
+                held += self._number * sum(stage.padded for stage in stages)
+            ends = sum((not stage.first) + (not stage.last) for stage in stages)
+            added_up = numbers_of(job).gradient * sum(stage.whole for stage in stages) if waits else 0
+            head = any(stage.last for stage in stages)
+            yield _Resident(number, held, blocks, ends if mesh.pp > 1 else 0, head, added_up)
+
+    def _job(self, sharing: Sharing, schedule: tuple[str, int]) -> Job:
+        """With these options; sizes of axes are not in it."""
+        key = (sharing.data, sharing.reshard_after_forward, schedule)
+        if key not in self._jobs:
+            self._jobs[key] = self._space.question(Mesh(1, 1, 1, 1), sharing, schedule, 1, "none")[0]
+        return self._jobs[key]
+
+    def _telling(self, pp: int, schedule: tuple[str, int], ranks: list[list[StageParameters]]) -> dict[int, int]:
+        """The first pipeline rank, one with most blocks, and the last one, each with its blocks."""
+        if (pp, schedule) not in self._blocks:
+            blocks = [sum(stage.blocks for stage in stages) for stages in ranks]
+            numbers = sorted({0, blocks.index(max(blocks)), pp - 1})
+            self._blocks[pp, schedule] = {number: blocks[number] for number in numbers}
+        return self._blocks[pp, schedule]
 
 
 def gib(size: float) -> str:

@@ -221,7 +221,7 @@ class Space:
         self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int], micro_batch: int, recompute: str
     ) -> tuple[Job, Layout]:
         """The job with these options, and the layout. Not validated: ``check_layout`` says what is wrong with it."""
-        layout = Layout(mesh.pp, sharing.dp_replicate, sharing.dp_shard, mesh.cp, mesh.tp)
+        layout = sharing_layout(mesh, sharing)
         parallel: dict[str, Any] = layout.as_dict() | {
             "data": sharing.data,
             "reshard_after_forward": sharing.reshard_after_forward,
@@ -242,6 +242,11 @@ class Space:
         schedule = (plain or self.schedules(mesh.pp) or SCHEDULES)[0]
         sharing = (self.sharings(mesh) or [Sharing(self.job.parallel.data, False, 1, mesh.data_ranks)])[0]
         return self.question(mesh, sharing, schedule, self.micro_batches()[0], self.recomputes()[0])
+
+
+def sharing_layout(mesh: Mesh, sharing: Sharing) -> Layout:
+    """``mesh`` with its data ranks cut as ``sharing`` says."""
+    return Layout(mesh.pp, sharing.dp_replicate, sharing.dp_shard, mesh.cp, mesh.tp)
 
 
 def space_of(job: Job, per_node: int) -> Space:

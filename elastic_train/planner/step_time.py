@@ -19,25 +19,13 @@ from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.planner.compute_time import pass_times
-from elastic_train.planner.constraints import micro_batches_per_rank
-from elastic_train.planner.exchange import Exchange
 from elastic_train.planner.flops import DAY, Utilisation, tokens_per_step, utilisation
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.parameters import StageParameters
-from elastic_train.planner.traffic import rank_traffic, telling_ranks
-from elastic_train.planner.transfer import transfer_seconds
-from elastic_train.planner.update_time import update_seconds
+from elastic_train.planner.rank_time import RankTime
+from elastic_train.planner.traffic import telling_ranks
 
 HOUR = 3600.0
 """seconds"""
-_EXCHANGES = {
-    "tp": "tensor parallel exchanges",
-    "cp": "context parallel exchanges",
-    "pp": "pipeline sends",
-    "stage": "matrices exchanged",
-    "world": "loss and norm",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +45,11 @@ class StepTime:
     def total(self) -> float:
         """Seconds of a step."""
         return sum(self.terms.values())
+
+    @property
+    def idle(self) -> float:
+        """Seconds of a step in which the rank has nothing to do."""
+        return self.terms.get("bubble", 0.0)
 
     @property
     def mfu(self) -> float:
@@ -79,7 +72,7 @@ def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: fl
     """
     reached = accelerator.efficiency if efficiency is None else efficiency
     times = {
-        number: _RankTime(job, layout, accelerator, reached, number, stages)
+        number: RankTime(job, layout, accelerator, reached, number, stages)
         for number, stages in telling_ranks(job, layout).items()
     }
     weights = {number: layout.pp - len(times) + 1 if 0 < number < layout.pp - 1 else 1 for number in times}
@@ -101,7 +94,7 @@ def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: fl
     )
 
 
-def _taking_turns(times: dict[int, _RankTime], weights: dict[int, int], share: float, chain: float) -> dict[str, float]:
+def _taking_turns(times: dict[int, RankTime], weights: dict[int, int], share: float, chain: float) -> dict[str, float]:
     """Terms of the mean rank, where ``share`` ranks use one core. ``chain``: seconds with a core for each."""
     terms: dict[str, float] = {}
     for number, rank in times.items():
@@ -109,80 +102,3 @@ def _taking_turns(times: dict[int, _RankTime], weights: dict[int, int], share: f
             terms[name] = terms.get(name, 0.0) + seconds * share * weights[number] / sum(weights.values())
     idle = chain - sum(terms.values())
     return terms | ({"bubble": idle} if idle > 0 and len(times) > 1 else {})
-
-
-class _RankTime:
-    """One pipeline rank, with a core or an accelerator of its own."""
-
-    def __init__(
-        self,
-        job: Job,
-        layout: Layout,
-        accelerator: Accelerator,
-        efficiency: float,
-        number: int,
-        stages: list[StageParameters],
-    ) -> None:
-        self.hidden: dict[str, float] = {}
-        count = micro_batches_per_rank(job, layout)
-        blocks, heads = sum(stage.blocks for stage in stages), sum(stage.last for stage in stages)
-        times = pass_times(job, layout, accelerator, efficiency)
-        forward = blocks * times.forward + heads * times.head_forward
-        backward = blocks * times.backward + heads * times.head_backward
-        recomputed = blocks * times.again
-        self.terms = {"forward": count * forward, "backward": count * backward, "recomputation": count * recomputed}
-        if extra := blocks * accelerator.block_seconds:
-            self.terms["blocks, whatever their size"] = count * extra * (3 if job.training.recompute == "full" else 2)
-        hiding = _Hiding(forward, backward + recomputed, count, accelerator.overlaps)
-        self.exchanged: set[str] = set()
-        for each in rank_traffic(job, layout, number, stages):
-            seconds = transfer_seconds(each, layout, accelerator)
-            self._add(each, seconds, hiding.exposed(each, seconds))
-        self.micro_batch = self._per_micro_batch(count)
-        self.terms["update"] = update_seconds(job, layout, stages, accelerator, efficiency)
-
-    def _add(self, each: Exchange, seconds: float, exposed: float) -> None:
-        name = _term(each)
-        self.exchanged.add(name)
-        self.terms[name] = self.terms.get(name, 0.0) + exposed
-        if seconds > exposed:
-            self.hidden[each.what] = self.hidden.get(each.what, 0.0) + seconds - exposed
-
-    def _per_micro_batch(self, count: int) -> float:
-        """Seconds from one micro-batch to the next: what is spent on state comes once a step."""
-        once = ("weights gathered", "gradients reduced", "loss and norm", "matrices exchanged")
-        return sum(seconds for name, seconds in self.terms.items() if name not in once) / count
-
-
-def _term(each: Exchange) -> str:
-    if each.what == "valid tokens":
-        return _EXCHANGES["world"]
-    if each.axis in _EXCHANGES:
-        return _EXCHANGES[each.axis]
-    return "weights gathered" if each.collective == "all_gather" else "gradients reduced"
-
-
-class _Hiding:
-    """Compute beside which exchanges can run, used up as they come."""
-
-    def __init__(self, forward: float, backward: float, count: int, overlaps: bool) -> None:
-        self._overlaps = overlaps
-        passes = count * (forward + backward)
-        self._left = {
-            "first forward": forward,
-            "last backward": backward,
-            "backwards": count * backward,
-            "passes": passes,
-        }
-
-    def exposed(self, each: Exchange, seconds: float) -> float:
-        """Seconds of an exchange that compute waits for."""
-        if not self._overlaps or each.overlaps == "nothing":
-            return seconds
-        first = 0.0 if each.overlaps == "other passes" else seconds / max(1, each.units)
-        window = each.overlaps if each.overlaps in self._left else "passes"
-        hidden = min(seconds - first, self._left[window], self._left["passes"])
-        self._left[window] -= hidden
-        if window != "passes":
-            self._left["passes"] -= hidden
-        return seconds - hidden
