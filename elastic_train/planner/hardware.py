@@ -230,7 +230,8 @@ _CPU_HOST = replace(
     network_latency_seconds=1e-4,
     computing_at_once=None,
     sources=_CPU.sources
-    and _CPU.sources | dict.fromkeys(_HOP_FIELDS, "assumed: gloo over TCP between processes that nothing keeps waiting"),
+    and _CPU.sources
+    | dict.fromkeys(_HOP_FIELDS, "assumed: gloo over TCP between processes that nothing keeps waiting"),
 )
 """A host of the pool on CPUs, which Ray reserves for it alone: none shares cores."""
 _HOSTS = {"cpu": _CPU_HOST, "cuda": _TABLE[2]}

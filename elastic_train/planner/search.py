@@ -166,9 +166,15 @@ class _Search:
         ranks = min(mesh.data_ranks, 2)
         key = (schedule, sharing.data, sharing.reshard_after_forward, recompute, ranks)
         if key not in self._together:
-            cut = {"dp_replicate": ranks, "dp_shard": 1} if sharing.data == "ddp" else {"dp_replicate": 1, "dp_shard": ranks}
+            cut = (
+                {"dp_replicate": ranks, "dp_shard": 1}
+                if sharing.data == "ddp"
+                else {"dp_replicate": 1, "dp_shard": ranks}
+            )
             question = (Mesh(1, 2, 1, ranks), replace(sharing, **cut), schedule)
-            asked = (violated(*self._space.question(*question, size, recompute)) for size in self._space.micro_batches())
+            asked = (
+                violated(*self._space.question(*question, size, recompute)) for size in self._space.micro_batches()
+            )
             problem = next(asked)
             while problem is not None and (other := next(asked, problem)) is not problem:
                 problem = other
