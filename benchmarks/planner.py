@@ -34,7 +34,7 @@ from elastic_train.data.samples import Slot, padding, stack
 from elastic_train.planner.calibration import FEWEST, WARM_UP, calibrate
 from elastic_train.planner.hardware import Accelerator, accelerator
 from elastic_train.planner.search import Candidate, rank_layouts
-from elastic_train.planner.search_space import Mesh, space_of
+from elastic_train.planner.search_space import SCHEDULES, Mesh, space_of
 
 QUICKSTART = Path(__file__).parents[1] / "jobs/configs/quickstart.yaml"
 RANKS = 8
@@ -141,7 +141,7 @@ def calibrated(job: Job, steps: int) -> tuple[Accelerator, float]:
     space = space_of(job, RANKS)
     mesh = Mesh(1, 1, 1, RANKS)
     sharing = next(each for each in space.sharings(mesh) if (each.data, each.reshard_after_forward) == ("zero3", False))
-    own, layout = space.question(mesh, sharing, ("1f1b", 2), 1, "none")
+    own, layout = space.question(mesh, sharing, SCHEDULES[0], 1, "none")
     seconds = seconds_per_step(Row("calibration", own, layout), steps)
     lines = [{"generation": 1, "layout": str(layout), "seconds": seconds} for _ in range(WARM_UP + FEWEST)]
     return calibrate(own, lines, [], accelerator("cpu")).accelerator, seconds

@@ -9,9 +9,10 @@ from typing import Literal
 
 from elastic_train.config.layout import Layout
 
-Axis = Literal["tp", "cp", "pp", "shard", "replicate", "batch", "stage", "world"]
-"""Groups of ranks (``parallel.mesh``): ``shard`` is dp_shard x cp, ``batch`` dp_replicate x dp_shard x cp."""
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+Axis = Literal["tp", "cp", "pp", "shard", "replicate", "batch", "stage", "world", "host"]
+"""Groups of ranks (``parallel.mesh``): ``shard`` is dp_shard x cp, ``batch`` dp_replicate x dp_shard x cp.
+``host``: no group, but a rank and its CPU's memory (``parallel.offload``)."""
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "copy"]
 Overlap = Literal["nothing", "first forward", "last backward", "backwards", "all passes", "other passes"]
 OVERLAPS: dict[Overlap, str] = {
     "nothing": "compute waits for it",
@@ -60,6 +61,7 @@ def group_sizes(layout: Layout) -> dict[Axis, int]:
         "batch": layout.data_ranks * layout.cp,
         "stage": layout.world_size // layout.pp,
         "world": layout.world_size,
+        "host": 2,
     }
 
 
@@ -69,7 +71,7 @@ def sent_share(collective: Collective, ranks: int) -> float:
     An all-reduce is a reduce-scatter and an all-gather: twice that (Patarasuk and Yuan, 2009, "Bandwidth optimal
     all-reduce algorithms"; NCCL and gloo do so for large messages).
     """
-    if collective == "send":
+    if collective in ("send", "copy"):
         return 1.0
     return (2.0 if collective == "all_reduce" else 1.0) * (ranks - 1) / ranks
 

@@ -8,7 +8,6 @@ smaller tp, pp, cp and dp_replicate. Tensor ranks sit on one node, so a node giv
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,7 @@
-"""What one pipeline rank spends a step on, as if it had a core or an accelerator of its own, and never waited for others.
+"""What one pipeline rank spends a step on, as if it had an accelerator of its own and never waited for other ranks.
 
-A search asks for the same passes with many ways to share state, so what a rank computes and exchanges in its passes is
-remembered apart from what it exchanges of state.
+A search asks for the same passes with many ways to share state, and the other way round. So what a rank computes and
+exchanges in its passes is remembered apart from what it exchanges of state.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ _EXCHANGES = {
     "pp": "pipeline sends",
     "stage": "matrices exchanged",
     "world": "loss and norm",
+    "host": "copies from and to CPU memory",
 }
-_ONCE = ("weights gathered", "gradients reduced", "loss and norm", "matrices exchanged")
+_ONCE = (
+    "weights gathered",
+    "gradients reduced",
+    "loss and norm",
+    "matrices exchanged",
+    "copies from and to CPU memory",
+)
 """What is spent on state comes once a step."""
 
 
@@ -47,13 +54,18 @@ class RankTime:
     ) -> None:
         """Of pipeline rank ``number``, which holds ``stages``."""
         count = micro_batches_per_rank(job, layout)
-        spent = _passes(_Asked(_key(job, layout, count, number), job, layout, stages), accelerator, efficiency)
-        account = spent.copy()
-        account.add(state_traffic(job, layout, number, stages), layout, accelerator)
+        passes = _passes(_Asked(_pass_key(job, layout, count, number), job, layout, stages), accelerator, efficiency)
+        state = _state(_Asked(_state_key(job, layout, count, number), job, layout, stages), accelerator, efficiency)
+        account = passes.copy()
+        account.add(state.exchanges, accelerator.overlaps)
         self.terms, self.hidden, self.exchanged = account.terms, account.hidden, account.exchanged
         self.micro_batch = sum(seconds for name, seconds in self.terms.items() if name not in _ONCE) / count
         """seconds from one micro-batch to the next"""
-        self.terms["update"] = update_seconds(job, layout, stages, accelerator, efficiency)
+        self.terms["update"] = state.update
+
+
+_Timed = tuple[Exchange, float, str]
+"""With its seconds, hidden or not, and the term that it belongs to."""
 
 
 @dataclass(slots=True)
@@ -68,10 +80,9 @@ class _Account:
     def copy(self) -> _Account:
         return _Account(self.terms.copy(), self.left.copy(), self.hidden.copy(), self.exchanged.copy())
 
-    def add(self, exchanges: Iterable[Exchange], layout: Layout, accelerator: Accelerator) -> None:
-        for each in exchanges:
-            seconds, name = transfer_seconds(each, layout, accelerator), _term(each)
-            exposed = self._exposed(each, seconds) if accelerator.overlaps else seconds
+    def add(self, exchanges: Iterable[_Timed], overlaps: bool) -> None:
+        for each, seconds, name in exchanges:
+            exposed = self._exposed(each, seconds) if overlaps else seconds
             self.exchanged.add(name)
             self.terms[name] = self.terms.get(name, 0.0) + exposed
             if seconds > exposed:
@@ -92,7 +103,7 @@ class _Account:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Passes of one rank; ``key`` is all that they depend on."""
+    """Of one rank; ``key`` is all that the answer depends on."""
 
     key: tuple[Any, ...]
     job: Job = field(compare=False)
@@ -110,12 +121,27 @@ class _Asked:
         return int(self.key[1])
 
 
-def _key(job: Job, layout: Layout, count: int, number: int) -> tuple[Any, ...]:
+def _pass_key(job: Job, layout: Layout, count: int, number: int) -> tuple[Any, ...]:
     training, parallel, data = job.training, job.parallel, job.data
     options = training.micro_batch, training.recompute, training.precision, training.compile, parallel.context
     schedule = parallel.pipeline, parallel.virtual_stages, layout.pp, layout.world_size
     cut = layout.cp, layout.tp, data.sequence_length, data.separates_documents
     return count, number, job.model, options, schedule, cut
+
+
+def _state_key(job: Job, layout: Layout, count: int, number: int) -> tuple[Any, ...]:
+    training, parallel, optimizer = job.training, job.parallel, job.optimizer
+    strategy = parallel.data, parallel.reshard_after_forward, parallel.prefetch, parallel.offload
+    schedule = parallel.pipeline, parallel.virtual_stages, job.data.sequence_length
+    numbers = (
+        training.precision,
+        training.reduce_dtype,
+        training.determinism,
+        training.slots,
+        training.ema_decay is None,
+    )
+    update = optimizer.name, not optimizer.momentum
+    return count, number, job.model, layout, strategy, schedule, numbers, update
 
 
 @lru_cache(maxsize=1 << 12)
@@ -137,8 +163,27 @@ def _passes(asked: _Asked, accelerator: Accelerator, efficiency: float) -> _Acco
         "passes": count * (forward + backward + again),
     }
     account = _Account(terms, left)
-    account.add(pass_traffic(job, layout, asked.number, stages), layout, accelerator)
+    account.add(_timed(pass_traffic(job, layout, asked.number, stages), layout, accelerator), accelerator.overlaps)
     return account
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    exchanges: list[_Timed]
+    update: float
+    """seconds"""
+
+
+@lru_cache(maxsize=1 << 12)
+def _state(asked: _Asked, accelerator: Accelerator, efficiency: float) -> _State:
+    """Exchanges and the update of the state."""
+    job, layout, stages = asked.job, asked.layout, asked.stages
+    exchanges = _timed(state_traffic(job, layout, asked.number, stages), layout, accelerator)
+    return _State(exchanges, update_seconds(job, layout, stages, accelerator, efficiency))
+
+
+def _timed(exchanges: Iterable[Exchange], layout: Layout, accelerator: Accelerator) -> list[_Timed]:
+    return [(each, transfer_seconds(each, layout, accelerator), _term(each)) for each in exchanges]
 
 
 def _term(each: Exchange) -> str:

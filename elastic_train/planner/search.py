@@ -18,7 +18,7 @@ from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.memory import fullest_rank
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_memory import Held, MemoryFloor
-from elastic_train.planner.search_space import Mesh, Sharing, Space, space_of, violated
+from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space, space_of, violated
 from elastic_train.planner.step_time import StepTime, step_time
 
 SHOWN = 8
@@ -75,7 +75,7 @@ def rank_layouts(
     return _Search(space_of(job, accelerator.per_node), accelerator, limit, shown).run(gpus)
 
 
-Way = tuple[tuple[str, int], int]
+Way = tuple[Schedule, int]
 """Schedule, micro-batch."""
 
 
@@ -91,7 +91,7 @@ class _Found:
     """something needed too much memory"""
     slower: float = math.inf
     """seconds of the fastest that was too slow to be shown, whether it fits or not"""
-    smallest_too_big: dict[tuple[Sharing, tuple[str, int]], int] = field(default_factory=dict)
+    smallest_too_big: dict[tuple[Sharing, Schedule], int] = field(default_factory=dict)
     """micro-batches"""
 
     @property
@@ -109,7 +109,7 @@ class _Search:
         self._meshes: dict[Mesh, _Found] = {}
         self._queue: list[tuple[float, int, Mesh, Way | None]] = []
         """(bound in seconds, order of coming, mesh, one way to run it or all)"""
-        self._together: dict[tuple[tuple[str, int], str, bool, str, int], tuple[str, str] | None] = {}
+        self._together: dict[tuple[Schedule, str, bool, str, int], tuple[str, str] | None] = {}
         """the constraint against schedule, data, reshard_after_forward and recompute; None: they can go together"""
         self._pushed = 0
         self._looked_at = 0
@@ -159,19 +159,15 @@ class _Search:
             times = heapq.nsmallest(self._shown, (each.seconds for each in self._meshes.values()))
             self._slowest = times[-1] if len(times) == self._shown else math.inf
 
-    def _possible(self, found: _Found, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int], recompute: str) -> bool:
+    def _possible(self, found: _Found, mesh: Mesh, sharing: Sharing, schedule: Schedule, recompute: str) -> bool:
         """Whether these options can go together at all: in a pipeline of two ranks, as larger axes add constraints."""
         if mesh.pp == 1:
             return True
         ranks = min(mesh.data_ranks, 2)
         key = (schedule, sharing.data, sharing.reshard_after_forward, recompute, ranks)
         if key not in self._together:
-            cut = (
-                {"dp_replicate": ranks, "dp_shard": 1}
-                if sharing.data == "ddp"
-                else {"dp_replicate": 1, "dp_shard": ranks}
-            )
-            question = (Mesh(1, 2, 1, ranks), replace(sharing, **cut), schedule)
+            replicas, shards = (ranks, 1) if sharing.data == "ddp" else (1, ranks)
+            question = (Mesh(1, 2, 1, ranks), replace(sharing, dp_replicate=replicas, dp_shard=shards), schedule)
             asked = (
                 violated(*self._space.question(*question, size, recompute)) for size in self._space.micro_batches()
             )

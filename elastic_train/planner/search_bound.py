@@ -13,7 +13,7 @@ from elastic_train.config.layout import Layout
 from elastic_train.planner.compute_time import pass_times
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import stages_of_ranks
-from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space
+from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space
 from elastic_train.planner.traffic_activations import activation_exchanges
 from elastic_train.planner.transfer import transfer_seconds
 
@@ -23,38 +23,41 @@ class Floor:
 
     def __init__(self, space: Space, accelerator: Accelerator) -> None:
         self._space, self._accelerator = space, accelerator
-        self._ranks: dict[tuple[int, tuple[str, int]], set[tuple[int, int]]] = {}
-        self._passes: dict[tuple[int, int, int], tuple[float, float]] = {}
-        self._least: dict[tuple[int, int], tuple[float, float]] = {}
+        self._ranks: dict[tuple[int, Schedule], set[tuple[int, int]]] = {}
+        self._passes: dict[tuple[int, int, str, int], tuple[float, float]] = {}
+        self._least: dict[tuple[int, int, str], tuple[float, float]] = {}
 
     def of(self, mesh: Mesh) -> float:
         """Seconds of a step with the schedule and the micro-batch that are fastest."""
         size = self._space.micro_batches()[0]
-        block, head = self._at_least(mesh.tp, mesh.cp)
-        passes = block * size, head * size
-        return min((self._seconds(mesh, way, size, passes) for way in self._space.schedules(mesh.pp)), default=0.0)
+        found = []
+        for schedule in self._space.schedules(mesh):
+            block, head = self._at_least(mesh.tp, mesh.cp, schedule.context)
+            found.append(self._seconds(mesh, schedule, size, (block * size, head * size)))
+        return min(found, default=0.0)
 
-    def of_way(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int) -> float:
+    def of_way(self, mesh: Mesh, schedule: Schedule, micro_batch: int) -> float:
         """Seconds of a step."""
-        return self._seconds(mesh, schedule, micro_batch, self._of_passes(mesh.tp, mesh.cp, micro_batch))
+        return self._seconds(
+            mesh, schedule, micro_batch, self._of_passes(mesh.tp, mesh.cp, schedule.context, micro_batch)
+        )
 
-    def _seconds(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int, passes: tuple[float, float]) -> float:
+    def _seconds(self, mesh: Mesh, schedule: Schedule, micro_batch: int, passes: tuple[float, float]) -> float:
         """``passes``: seconds of a micro-batch in a block, with what it exchanges, and in the head."""
         block, head = passes
         count = -(-(self._space.job.training.global_batch // micro_batch) // mesh.data_ranks)
         slowest = max(blocks * block + heads * head for blocks, heads in self._held(mesh.pp, schedule))
         together = self._space.job.model.num_hidden_layers * block + head
-        overlap = 1 if schedule[0] in ("1f1b", "gpipe") else schedule[1]
-        overlap *= 3 if schedule[0] in ("zero_bubble", "zbv") else 1
+        overlap = schedule.stages_per_rank * (3 if schedule.splits_backward else 1)
         share = self._accelerator.sharing(mesh.world_size)
         return max(count * slowest + (together - slowest) / overlap, count * together * share / mesh.pp)
 
-    def _held(self, pp: int, schedule: tuple[str, int]) -> set[tuple[int, int]]:
+    def _held(self, pp: int, schedule: Schedule) -> set[tuple[int, int]]:
         """(blocks, heads) of the pipeline ranks."""
-        key = (pp, schedule)
+        key = (pp, schedule._replace(context=""))
         if key not in self._ranks:
             job = self._space.job
-            parallel = job.parallel.model_copy(update=dict(zip(SCHEDULE_FIELDS, schedule, strict=True)))
+            parallel = job.parallel.model_copy(update=schedule._asdict())
             if pp > 1 and pp * parallel.stages_per_rank > job.model.num_hidden_layers:
                 self._ranks[key] = {(0, 0)}  # not valid: a constraint says so
             else:
@@ -64,12 +67,12 @@ class Floor:
                 }
         return self._ranks[key]
 
-    def _of_passes(self, tp: int, cp: int, micro_batch: int) -> tuple[float, float]:
+    def _of_passes(self, tp: int, cp: int, context: str, micro_batch: int) -> tuple[float, float]:
         """Seconds of one micro-batch in a block, with what that exchanges along tp and cp, and in the head."""
-        key = (tp, cp, micro_batch)
+        key = (tp, cp, context, micro_batch)
         if key not in self._passes:
             chip, sharing = self._accelerator, Sharing("ddp", False, 1, 1)
-            way = (("1f1b", 2), micro_batch, self._space.recomputes()[0])
+            way = (Schedule(context=context), micro_batch, self._space.recomputes()[0])
             job, layout = self._space.question(Mesh(tp, 1, cp, 1), sharing, *way)
             times = pass_times(job, layout, chip, chip.efficiency)
             (whole,) = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)[0]
@@ -80,10 +83,10 @@ class Floor:
             self._passes[key] = each, times.head_forward + times.head_backward
         return self._passes[key]
 
-    def _at_least(self, tp: int, cp: int) -> tuple[float, float]:
+    def _at_least(self, tp: int, cp: int, context: str) -> tuple[float, float]:
         """Per sample, with the micro-batch for which that is least."""
-        if (tp, cp) not in self._least:
+        if (tp, cp, context) not in self._least:
             sizes = self._space.micro_batches()
-            passes = [[each / size for each in self._of_passes(tp, cp, size)] for size in sizes]
-            self._least[tp, cp] = min(block for block, _ in passes), min(head for _, head in passes)
-        return self._least[tp, cp]
+            passes = [[each / size for each in self._of_passes(tp, cp, context, size)] for size in sizes]
+            self._least[tp, cp, context] = min(block for block, _ in passes), min(head for _, head in passes)
+        return self._least[tp, cp, context]

@@ -13,7 +13,7 @@ from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory
 from elastic_train.planner.model_state import division, model_state, numbers_of
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.schedule import micro_batches_in_flight
-from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space, sharing_layout, violated
+from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space, sharing_layout, violated
 
 _STATE = {"adamw": 12, "adam": 12, "muon": 8, "lion": 8, "sgd": 4}
 """Bytes per parameter that all ranks hold together, at least: master weight and moments."""
@@ -38,6 +38,8 @@ class Held:
         if parallel.data in ("zero3", "hsdp"):
             chosen["reshard_after_forward"] = parallel.reshard_after_forward
         chosen |= {"micro_batch": training.micro_batch, "recompute": training.recompute}
+        if self.layout.cp > 1:
+            chosen["context"] = parallel.context
         if self.layout.pp > 1:
             chosen["pipeline"] = parallel.pipeline
             if parallel.stages_per_rank > 1:
@@ -68,7 +70,7 @@ class _Resident(NamedTuple):
     """bytes of whole gradients that wait for the last micro-batch"""
 
 
-Way = tuple[Sharing, tuple[str, int], int, str]
+Way = tuple[Sharing, Schedule, int, str]
 """Sharing, schedule, micro-batch, what is recomputed."""
 
 
@@ -80,12 +82,12 @@ class MemoryFloor:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._residents: dict[tuple[Mesh, Sharing, tuple[str, int]], list[_Resident]] = {}
-        self._kept: dict[tuple[int, int, int, str], int] = {}
-        self._alive: dict[tuple[tuple[str, int], int, int, int], float] = {}
+        self._residents: dict[tuple[Mesh, Sharing, Schedule], list[_Resident]] = {}
+        self._kept: dict[tuple[int, int, str, int, str], int] = {}
+        self._alive: dict[tuple[Schedule, int, int, int], float] = {}
         self._lost: dict[tuple[int, int, int, bool], int] = {}
-        self._jobs: dict[tuple[str, bool, tuple[str, int]], Job] = {}
-        self._blocks: dict[tuple[int, tuple[str, int]], dict[int, int]] = {}
+        self._jobs: dict[tuple[str, bool, Schedule], Job] = {}
+        self._blocks: dict[tuple[int, Schedule], dict[int, int]] = {}
         job = space.job
         device = job.hosts.device
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
@@ -96,7 +98,7 @@ class MemoryFloor:
         sharing, schedule, micro_batch, recompute = way
         job = self._space.job
         count = -(-(job.training.global_batch // micro_batch) // mesh.data_ranks)
-        kept = self._kept_by_block(mesh, micro_batch, recompute)
+        kept = self._kept_by_block(mesh, schedule.context, micro_batch, recompute)
         received = count * micro_batch * job.data.sequence_length // (mesh.cp * mesh.tp) * job.model.hidden_size
         received *= self._number
         most = 0
@@ -144,7 +146,7 @@ class MemoryFloor:
 
         Of ddp, zero1 and zero2 the last that competes: it shares what the others share, and more.
         """
-        smallest: dict[tuple[str, int], int] = {}
+        smallest: dict[Schedule, int] = {}
         for schedule, micro_batch in self._space.ways(mesh):
             smallest.setdefault(schedule, micro_batch)
         sharings = self._space.sharings(mesh)
@@ -152,13 +154,13 @@ class MemoryFloor:
         sharings = [sharing for sharing in reversed(sharings) if sharing not in copies[:-1]]
         kinds = self._space.recomputes()
         for schedule, micro_batch in smallest.items():
-            split = mesh.pp > 1 and schedule[0] in ("zero_bubble", "zbv")
+            split = mesh.pp > 1 and schedule.splits_backward
             most = [kind for kind in kinds if not (split and kind == "full")]
             for sharing in sharings:
                 yield from ((sharing, schedule, micro_batch, kind) for kind in most[-1:] or kinds[-1:])
 
-    def _kept_by_block(self, mesh: Mesh, micro_batch: int, recompute: str) -> int:
-        key = (mesh.tp, mesh.cp, micro_batch, recompute)
+    def _kept_by_block(self, mesh: Mesh, context: str, micro_batch: int, recompute: str) -> int:
+        key = (mesh.tp, mesh.cp, context, micro_batch, recompute)
         if key not in self._kept:
             job = self._space.job
             self._kept[key] = sum(
@@ -169,7 +171,7 @@ class MemoryFloor:
                     batch=micro_batch,
                     number_bytes=numbers_of(job).compute,
                     recompute=recompute,  # type: ignore[arg-type]
-                    context=job.parallel.context,
+                    context=context,  # type: ignore[arg-type]
                     fused_norm=job.hosts.device == "cuda",
                 ).values()
             )
@@ -185,23 +187,23 @@ class MemoryFloor:
             self._lost[key] = loss_bytes(job.model, layout, **shape).most
         return self._lost[key]
 
-    def _flying(self, schedule: tuple[str, int], pp: int, rank: int, count: int) -> float:
+    def _flying(self, schedule: Schedule, pp: int, rank: int, count: int) -> float:
         """Micro-batches that a rank keeps activations of."""
         if pp == 1:
             return 1.0
         key = (schedule, pp, rank, count)
         if key not in self._alive:
-            parallel = self._space.job.parallel.model_copy(update=dict(zip(SCHEDULE_FIELDS, schedule, strict=True)))
+            parallel = self._space.job.parallel.model_copy(update=schedule._asdict())
             self._alive[key] = float(micro_batches_in_flight(parallel, pp, rank, count))
         return self._alive[key]
 
-    def _resident(self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int]) -> list[_Resident]:
+    def _resident(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> list[_Resident]:
         key = (mesh, sharing, schedule)
         if key not in self._residents:
             self._residents[key] = list(self._measure(mesh, sharing, schedule))
         return self._residents[key]
 
-    def _measure(self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int]) -> Iterator[_Resident]:
+    def _measure(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> Iterator[_Resident]:
         job, layout = self._job(sharing, schedule), sharing_layout(mesh, sharing)
         if job.parallel.stages_per_rank * mesh.pp > job.model.num_hidden_layers and mesh.pp > 1:
             return  # not valid: a constraint says so
@@ -220,14 +222,14 @@ class MemoryFloor:
             head = any(stage.last for stage in stages)
             yield _Resident(number, held, blocks, ends if mesh.pp > 1 else 0, head, added_up)
 
-    def _job(self, sharing: Sharing, schedule: tuple[str, int]) -> Job:
+    def _job(self, sharing: Sharing, schedule: Schedule) -> Job:
         """With these options; sizes of axes are not in it."""
         key = (sharing.data, sharing.reshard_after_forward, schedule)
         if key not in self._jobs:
             self._jobs[key] = self._space.question(Mesh(1, 1, 1, 1), sharing, schedule, 1, "none")[0]
         return self._jobs[key]
 
-    def _telling(self, pp: int, schedule: tuple[str, int], ranks: list[list[StageParameters]]) -> dict[int, int]:
+    def _telling(self, pp: int, schedule: Schedule, ranks: list[list[StageParameters]]) -> dict[int, int]:
         """The first pipeline rank, one with most blocks, and the last one, each with its blocks."""
         if (pp, schedule) not in self._blocks:
             blocks = [sum(stage.blocks for stage in stages) for stages in ranks]

@@ -15,6 +15,7 @@ from elastic_train.planner.hardware import accelerator
 from tests.training.synthetic import small_job
 
 H100 = replace(accelerator("h100-80gb"), transfer_efficiency=1.0)
+SINGLE = Layout()
 SPEED = H100.peak("bf16") * H100.efficiency
 FREE_MEMORY = replace(H100, memory_bytes_per_second=1e30, launch_seconds=0.0)
 ENDLESS_SPEED = replace(H100, peak_flops={"bf16": 1e30}, launch_seconds=0.0)
@@ -26,7 +27,7 @@ def llama(sequence: int = 8192, mask: bool = False, **more: dict[str, Any]) -> J
     return small_job(model=PRESETS["llama3-8b"], data=data, training=training, **more)
 
 
-def times(job: Job, layout: Layout = Layout(), chip: Any = H100) -> PassTimes:
+def times(job: Job, layout: Layout = SINGLE, chip: Any = H100) -> PassTimes:
     return pass_times(job, layout, chip, chip.efficiency)
 
 

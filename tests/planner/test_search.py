@@ -44,9 +44,7 @@ def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
     """The least seconds per step of each mesh that has options that fit, found without any shortcut."""
     space, found = space_of(job, H100.per_node), {}
     for mesh in space.meshes(gpus):
-        ways = itertools.product(
-            space.sharings(mesh), space.schedules(mesh.pp), space.micro_batches(), space.recomputes()
-        )
+        ways = itertools.product(space.sharings(mesh), space.schedules(mesh), space.micro_batches(), space.recomputes())
         for way in ways:
             own, layout = space.question(mesh, *way)
             assert ParallelConfig.model_validate(own.parallel.model_dump())
