@@ -19,6 +19,7 @@ from elastic_train.planner.exchange import Exchange
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import StageParameters
 from elastic_train.planner.traffic import pass_traffic, state_traffic
+from elastic_train.planner.traffic_state import ACTIVE_STAGES
 from elastic_train.planner.transfer import transfer_seconds
 from elastic_train.planner.update_time import update_seconds
 
@@ -133,15 +134,12 @@ def _state_key(job: Job, layout: Layout, count: int, number: int) -> tuple[Any, 
     training, parallel, optimizer = job.training, job.parallel, job.optimizer
     strategy = parallel.data, parallel.reshard_after_forward, parallel.prefetch, parallel.offload
     schedule = parallel.pipeline, parallel.virtual_stages, job.data.sequence_length
-    numbers = (
-        training.precision,
-        training.reduce_dtype,
-        training.determinism,
-        training.slots,
-        training.ema_decay is None,
-    )
+    exact = training.slots if training.determinism == "exact" else 0
+    numbers = training.precision, training.reduce_dtype, exact, training.ema_decay is None
     update = optimizer.name, not optimizer.momentum
-    return count, number, job.model, layout, strategy, schedule, numbers, update
+    # Others exchange their state once a step, however many micro-batches there are.
+    often = parallel.data == "zero2" or parallel.reshard_after_forward or parallel.stages_per_rank > ACTIVE_STAGES
+    return count if often else 1, number, job.model, layout, strategy, schedule, numbers, update
 
 
 @lru_cache(maxsize=1 << 12)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from elastic_train.config.layout import Layout
 from elastic_train.planner.compute_time import pass_times
+from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import stages_of_ranks
 from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space
@@ -46,6 +47,7 @@ class Floor:
         """``passes``: seconds of a micro-batch in a block, with what it exchanges, and in the head."""
         block, head = passes
         count = -(-(self._space.job.training.global_batch // micro_batch) // mesh.data_ranks)
+        count = equal_rounds(count, mesh.pp, schedule.pipeline)
         slowest = max(blocks * block + heads * head for blocks, heads in self._held(mesh.pp, schedule))
         together = self._space.job.model.num_hidden_layers * block + head
         overlap = schedule.stages_per_rank * (3 if schedule.splits_backward else 1)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import block_bytes, loss_bytes
+from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory, fullest_rank
 from elastic_train.planner.model_state import division, model_state, numbers_of
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
@@ -98,6 +99,7 @@ class MemoryFloor:
         sharing, schedule, micro_batch, recompute = way
         job = self._space.job
         count = -(-(job.training.global_batch // micro_batch) // mesh.data_ranks)
+        count = equal_rounds(count, mesh.pp, schedule.pipeline)
         kept = self._kept_by_block(mesh, schedule.context, micro_batch, recompute)
         received = count * micro_batch * job.data.sequence_length // (mesh.cp * mesh.tp) * job.model.hidden_size
         received *= self._number

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
+from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.constraints import check_layout
 
 _PARALLEL = ("data", "reshard_after_forward", "pipeline", "virtual_stages", "context")
@@ -92,6 +93,8 @@ class Space:
     per_node: int
     _contexts: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict, compare=False)
     """by tp and cp, as far as they were asked for"""
+    _trainings: dict[tuple[int, str], TrainingConfig] = field(default_factory=dict, compare=False)
+    """by micro-batch and kind of recomputation, likewise"""
 
     def meshes(self, gpus: int) -> Iterator[Mesh]:
         """Every mesh of at most ``gpus``, each with as many data ranks as there is room and work for."""
@@ -271,13 +274,11 @@ class Space:
             "reshard_after_forward": sharing.reshard_after_forward,
             **schedule._asdict(),
         }
-        training = {"micro_batch": micro_batch, "recompute": recompute}
-        return self.job.model_copy(
-            update={
-                "parallel": self.job.parallel.model_copy(update=parallel),
-                "training": self.job.training.model_copy(update=training),
-            }
-        ), layout
+        if (training := self._trainings.get((micro_batch, recompute))) is None:
+            training = self.job.training.model_copy(update={"micro_batch": micro_batch, "recompute": recompute})
+            self._trainings[micro_batch, recompute] = training
+        sections = {"parallel": self.job.parallel.model_copy(update=parallel), "training": training}
+        return self.job.model_copy(update=sections), layout
 
     def easiest(self, mesh: Mesh) -> tuple[Job, Layout]:
         """The options to which the fewest constraints apply."""
