@@ -117,6 +117,16 @@ def test_bounds_are_never_above_what_they_bound(text: str, changes: tuple[str, .
             )
 
 
+def test_both_kinds_of_context_parallelism_compete() -> None:
+    """Ulysses where heads divide, as torch has a flash kernel for it; gather where they do not, or it is asked for."""
+    first = rank_layouts(job_of("parallel.cp=2", "parallel.tp=1", text=LLAMA), 64, H100).best[0]
+    assert first.options["context"] == "ulysses"
+    first = rank_layouts(job_of("parallel.cp=16", "parallel.tp=1", text=LLAMA), 64, H100).best[0]
+    assert first.options["context"] == "gather"
+    first = rank_layouts(job_of("parallel.cp=2", "parallel.context=gather", text=LLAMA), 64, H100).best[0]
+    assert first.options["context"] == "gather"
+
+
 def test_what_the_job_file_says_stays() -> None:
     job = job_of("parallel.pp=2", "training.recompute=full", "training.micro_batch=2", "parallel.data=zero2")
     ranking = rank_layouts(job, 8, H100)

@@ -72,6 +72,33 @@ def test_terms_add_up_and_compute_is_operations_over_the_rate() -> None:
     assert time.bubble == 0.0
 
 
+def test_offloaded_state_goes_over_the_bus_and_is_updated_by_the_cpu() -> None:
+    """Per rank an eighth of 8.03e9 float32 weights there and as many gradients back, once a step; 32 bytes a weight."""
+    layout, chip = Layout(dp_shard=8), replace(NO_LATENCY, overlaps=False)
+    sections = {"training": {"precision": "bf16", "global_batch": 64}, "data": {"sequence_length": 8192}}
+    kept, away = (
+        step_time(
+            small_job(model=PRESETS["llama3-8b"], parallel=parallel, hosts={"device": "cuda"}, **sections), layout, chip
+        )
+        for parallel in ({"data": "zero3"}, {"data": "zero3", "offload": True})
+    )
+    part = small_job(model=PRESETS["llama3-8b"]).model.num_parameters / 8
+    assert away.terms["copies from and to CPU memory"] == pytest.approx(8 * part / 64e9, rel=1e-4)
+    assert away.terms["update"] == pytest.approx(32 * part / 76.8e9, rel=1e-4)
+    assert away.total - kept.total == pytest.approx(
+        8 * part / 64e9 + away.terms["update"] - kept.terms["update"], rel=1e-4
+    )
+
+
+def test_copies_of_offloaded_weights_hide_behind_compute() -> None:
+    sections = {"training": {"precision": "bf16", "global_batch": 64}, "data": {"sequence_length": 8192}}
+    parallel = {"data": "zero3", "offload": True, "reshard_after_forward": True}
+    job = small_job(model=PRESETS["llama3-8b"], parallel=parallel, hosts={"device": "cuda"}, **sections)
+    time = step_time(job, Layout(dp_shard=8), H100)
+    assert time.hidden["weights of blocks from CPU memory"] > 0.9 * 16 * 7e9 * 4 / 8 / 64e9
+    assert time.terms["copies from and to CPU memory"] < time.hidden["weights of blocks from CPU memory"]
+
+
 def test_a_mesh_is_slow_for_few_ranks() -> None:
     chip = replace(accelerator("mi300x"), link_latency_seconds=0.0, transfer_efficiency=1.0)
     for ranks in (2, 4, 8):
