@@ -83,12 +83,12 @@ class MemoryFloor:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._residents: dict[tuple[Mesh, Sharing, Schedule], list[_Resident]] = {}
+        self._residents: dict[tuple[Mesh, Sharing, tuple[str, int]], list[_Resident]] = {}
         self._kept: dict[tuple[int, int, str, int, str], int] = {}
-        self._alive: dict[tuple[Schedule, int, int, int], float] = {}
+        self._alive: dict[tuple[tuple[str, int], int, int, int], float] = {}
         self._lost: dict[tuple[int, int, int, bool], int] = {}
         self._jobs: dict[tuple[str, bool, Schedule], Job] = {}
-        self._blocks: dict[tuple[int, Schedule], dict[int, int]] = {}
+        self._blocks: dict[tuple[int, tuple[str, int]], dict[int, int]] = {}
         job = space.job
         device = job.hosts.device
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
@@ -146,11 +146,14 @@ class MemoryFloor:
     def _lean(self, mesh: Mesh) -> Iterator[Way]:
         """For each schedule and sharing the smallest micro-batch with the most recomputation that goes with it.
 
-        Of ddp, zero1 and zero2 the last that competes: it shares what the others share, and more.
+        Of ddp, zero1 and zero2 the last that competes: it shares what the others share, and more. Of both kinds of
+        context parallelism the second: ``ulysses`` keeps keys and values of its own tokens only, and needs no masks.
         """
         smallest: dict[Schedule, int] = {}
+        context = self._space.contexts(mesh.tp, mesh.cp)[-1]
         for schedule, micro_batch in self._space.ways(mesh):
-            smallest.setdefault(schedule, micro_batch)
+            if schedule.context == context:
+                smallest.setdefault(schedule, micro_batch)
         sharings = self._space.sharings(mesh)
         copies = [sharing for sharing in sharings if sharing.data in _COPIES]
         sharings = [sharing for sharing in reversed(sharings) if sharing not in copies[:-1]]
@@ -193,14 +196,14 @@ class MemoryFloor:
         """Micro-batches that a rank keeps activations of."""
         if pp == 1:
             return 1.0
-        key = (schedule, pp, rank, count)
+        key = (schedule[:2], pp, rank, count)
         if key not in self._alive:
             parallel = self._space.job.parallel.model_copy(update=schedule._asdict())
             self._alive[key] = float(micro_batches_in_flight(parallel, pp, rank, count))
         return self._alive[key]
 
     def _resident(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> list[_Resident]:
-        key = (mesh, sharing, schedule)
+        key = (mesh, sharing, schedule[:2])  # nothing of it depends on how sequences are cut
         if key not in self._residents:
             self._residents[key] = list(self._measure(mesh, sharing, schedule))
         return self._residents[key]
@@ -233,11 +236,11 @@ class MemoryFloor:
 
     def _telling(self, pp: int, schedule: Schedule, ranks: list[list[StageParameters]]) -> dict[int, int]:
         """The first pipeline rank, one with most blocks, and the last one, each with its blocks."""
-        if (pp, schedule) not in self._blocks:
+        if (pp, schedule[:2]) not in self._blocks:
             blocks = [sum(stage.blocks for stage in stages) for stages in ranks]
             numbers = sorted({0, blocks.index(max(blocks)), pp - 1})
-            self._blocks[pp, schedule] = {number: blocks[number] for number in numbers}
-        return self._blocks[pp, schedule]
+            self._blocks[pp, schedule[:2]] = {number: blocks[number] for number in numbers}
+        return self._blocks[pp, schedule[:2]]
 
 
 def gib(size: float) -> str:
