@@ -65,6 +65,16 @@ class RankTime:
         self.terms["update"] = state.update
 
 
+def waits_for_state(
+    job: Job, layout: Layout, accelerator: Accelerator, efficiency: float, number: int, stages: list[StageParameters]
+) -> float:
+    """Seconds of a rank's step that no compute can hide: the update, and exchanges that nothing runs beside."""
+    count = micro_batches_per_rank(job, layout)
+    state = _state(_Asked(_state_key(job, layout, count, number), job, layout, stages), accelerator, efficiency)
+    waited = (seconds for each, seconds, _ in state.exchanges if not accelerator.overlaps or each.overlaps == "nothing")
+    return state.update + sum(waited)
+
+
 _Timed = tuple[Exchange, float, str]
 """With its seconds, hidden or not, and the term that it belongs to."""
 

@@ -151,6 +151,8 @@ class _Search:
         found = self._meshes[mesh]
         before = found.best
         for sharing in found.sharings:
+            if found.best and self._floor.of_sharing(mesh, *way, sharing) >= min(found.seconds, self._slowest):
+                continue
             for recompute in self._small(mesh, found, sharing, way):
                 # Kinds that follow take no less time.
                 if self._settles(found, *self._space.question(mesh, sharing, *way, recompute)):

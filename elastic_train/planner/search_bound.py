@@ -1,8 +1,9 @@
 """The least time that a mesh can take, in no time: what a search need not look at.
 
 Products of the slowest pipeline rank with the exchanges of tensor and context parallelism, and the passes of the others
-that fill and drain the pipeline, as in ``planner.step_time``; without what is exchanged of state, sent from stage to
-stage or computed again. So no step is estimated to take less.
+that fill and drain the pipeline, as in ``planner.step_time``; without what is sent from stage to stage or computed
+again, and of what is done for the state only what nothing can hide, where it is known how that is shared. So no step
+is estimated to take less.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from elastic_train.planner.compute_time import pass_times
 from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import stages_of_ranks
+from elastic_train.planner.rank_time import waits_for_state
 from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space
+from elastic_train.planner.traffic import telling_ranks
 from elastic_train.planner.traffic_activations import activation_exchanges
 from elastic_train.planner.transfer import transfer_seconds
 
@@ -26,6 +29,7 @@ class Floor:
         self._space, self._accelerator = space, accelerator
         self._ranks: dict[tuple[int, Schedule], set[tuple[int, int]]] = {}
         self._passes: dict[tuple[int, int, str, int], tuple[float, float]] = {}
+        self._states: dict[tuple[Mesh, tuple[str, int], int, Sharing], float] = {}
         self._least: dict[tuple[int, int, str], tuple[float, float]] = {}
 
     def of(self, mesh: Mesh) -> float:
@@ -43,8 +47,15 @@ class Floor:
             mesh, schedule, micro_batch, self._of_passes(mesh.tp, mesh.cp, schedule.context, micro_batch)
         )
 
-    def _seconds(self, mesh: Mesh, schedule: Schedule, micro_batch: int, passes: tuple[float, float]) -> float:
-        """``passes``: seconds of a micro-batch in a block, with what it exchanges, and in the head."""
+    def of_sharing(self, mesh: Mesh, schedule: Schedule, micro_batch: int, sharing: Sharing) -> float:
+        """Seconds of a step."""
+        passes = self._of_passes(mesh.tp, mesh.cp, schedule.context, micro_batch)
+        return self._seconds(mesh, schedule, micro_batch, passes, self._of_state(mesh, schedule, micro_batch, sharing))
+
+    def _seconds(
+        self, mesh: Mesh, schedule: Schedule, micro_batch: int, passes: tuple[float, float], state: float = 0.0
+    ) -> float:
+        """``passes``: of a micro-batch in a block, with what it exchanges, and in the head; ``state``: of a step."""
         block, head = passes
         count = -(-(self._space.job.training.global_batch // micro_batch) // mesh.data_ranks)
         count = equal_rounds(count, mesh.pp, schedule.pipeline)
@@ -52,7 +63,19 @@ class Floor:
         together = self._space.job.model.num_hidden_layers * block + head
         overlap = schedule.stages_per_rank * (3 if schedule.splits_backward else 1)
         share = self._accelerator.sharing(mesh.world_size)
-        return max(count * slowest + (together - slowest) / overlap, count * together * share / mesh.pp)
+        chain = count * slowest + (together - slowest) / overlap + state
+        return max(chain, (count * together / mesh.pp + state) * share)
+
+    def _of_state(self, mesh: Mesh, schedule: Schedule, micro_batch: int, sharing: Sharing) -> float:
+        """Of the pipeline rank that waits least for its state."""
+        key = (mesh, schedule[:2], micro_batch, sharing)
+        if key not in self._states:
+            job, layout = self._space.question(mesh, sharing, schedule, micro_batch, self._space.recomputes()[0])
+            chip, ranks = self._accelerator, telling_ranks(job, layout)
+            self._states[key] = min(
+                waits_for_state(job, layout, chip, chip.efficiency, number, stages) for number, stages in ranks.items()
+            )
+        return self._states[key]
 
     def _held(self, pp: int, schedule: Schedule) -> set[tuple[int, int]]:
         """(blocks, heads) of the pipeline ranks."""

@@ -110,7 +110,9 @@ def test_bounds_are_never_above_what_they_bound(text: str, changes: tuple[str, .
             looked_at += 1
             way = floor.of_way(mesh, schedule, micro_batch)
             assert floor.of(mesh) <= way * (1 + 1e-12)
-            assert way <= step_time(job, layout, machine).total * (1 + 1e-12), (layout, job)
+            shared = floor.of_sharing(mesh, schedule, micro_batch, sharing)
+            assert way <= shared * (1 + 1e-12)
+            assert shared <= step_time(job, layout, machine).total * (1 + 1e-12), (layout, job)
             assert memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= memory_bytes(job, layout), (
                 layout,
                 job,
