@@ -55,6 +55,7 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
     else:
         outside = payload * sent_share(each.collective, nodes) / (here * network)
         seconds = max(payload * sent_share(each.collective, ranks) / link, outside)
+    seconds += accelerator.exchange_seconds
     return each.count * (seconds + _hops(each.collective, here, nodes, accelerator))
 
 
