@@ -63,11 +63,6 @@ def answer_of(question: Question, top: int, price: Price | None, calibration: li
     from elastic_train.planner.search import rank_layouts
 
     job, limit = question.job, question.memory_limit
-    if job.parallel.offload:
-        raise UserError(
-            "parallel.offload=true: the model of time has no copies between CPU and accelerator, no update on the CPU; "
-            "plan with parallel.offload=false"
-        )
     try:
         question.accelerator.peak(job.training.precision)
     except ValueError as error:

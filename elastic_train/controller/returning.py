@@ -20,8 +20,7 @@ from elastic_train.controller.members import Generation, HostRecord, Trouble
 from elastic_train.controller.setbacks import how_it_ended, what_it_said
 from elastic_train.controller.story import LAST_WORDS
 from elastic_train.controller.wire import Message
-from elastic_train.planner.cost import CostModel
-from elastic_train.planner.layouts import LayoutChoice
+from elastic_train.planner.layouts import LayoutChoice, step_seconds
 
 BROKEN_SECONDS = 2.0
 """A generation that cannot go on is not waited for longer than this, as long as nothing in memory is missing."""
@@ -46,7 +45,7 @@ class Decision:
 
     def choice(self, job: Job) -> LayoutChoice:
         """As the planner had made it; only hosts may know of the decision, and these know nothing of its cost."""
-        cost = self.cost or CostModel(job).step(self.layout).total
+        cost = self.cost or step_seconds(job, self.layout)
         return LayoutChoice(self.layout, self.layout.world_size, 0, [self.reason], cost)
 
 

@@ -133,6 +133,7 @@ class _Fit:
             network_bytes_per_second=known.network_bytes_per_second * links,
             link_latency_seconds=known.link_latency_seconds / links,
             network_latency_seconds=known.network_latency_seconds / links,
+            exchange_seconds=known.exchange_seconds / links,
         )
 
     def one_layout(self) -> tuple[float, float]:

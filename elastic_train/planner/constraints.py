@@ -174,8 +174,12 @@ def micro_batches_per_rank(job: Job, layout: Layout) -> int:
     ``ceil(slots / data ranks)``; torch's interleaved schedules run ``max(1, m // pp)`` rounds of equally many, so with
     them the next number that makes equal rounds: 11 on pp=4 become 12.
     """
-    count = -(-job.training.slots // layout.data_ranks)
-    if layout.pp > 1 and job.parallel.pipeline in ("interleaved_1f1b", "zero_bubble"):
-        while count % max(1, count // layout.pp):
+    return equal_rounds(-(-job.training.slots // layout.data_ranks), layout.pp, job.parallel.pipeline)
+
+
+def equal_rounds(count: int, pp: int, pipeline: str) -> int:
+    """``count`` micro-batches with those that fill up the last round of an interleaved schedule."""
+    if pp > 1 and pipeline in ("interleaved_1f1b", "zero_bubble"):
+        while count % max(1, count // pp):
             count += 1
     return count

@@ -9,9 +9,10 @@ from typing import Literal
 
 from elastic_train.config.layout import Layout
 
-Axis = Literal["tp", "cp", "pp", "shard", "replicate", "batch", "stage", "world"]
-"""Groups of ranks (``parallel.mesh``): ``shard`` is dp_shard x cp, ``batch`` dp_replicate x dp_shard x cp."""
-Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
+Axis = Literal["tp", "cp", "pp", "shard", "replicate", "batch", "stage", "world", "host"]
+"""Groups of ranks (``parallel.mesh``): ``shard`` is dp_shard x cp, ``batch`` dp_replicate x dp_shard x cp.
+``host``: no group, but a rank and its CPU's memory (``parallel.offload``)."""
+Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "copy"]
 Overlap = Literal["nothing", "first forward", "last backward", "backwards", "all passes", "other passes"]
 OVERLAPS: dict[Overlap, str] = {
     "nothing": "compute waits for it",
@@ -23,7 +24,7 @@ OVERLAPS: dict[Overlap, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a search makes many, and frozen ones take three times as long
 class Exchange:
     """Exchanges of one kind, of one rank in one step.
 
@@ -36,11 +37,16 @@ class Exchange:
     collective: Collective
     count: int
     payload_bytes: float
-    sent_bytes: float
+    ranks: int
+    """of the group"""
     dtype: str
     overlaps: Overlap
     units: int = 1
     """of how many pieces, one after the other, the exchanges of one pass consist"""
+
+    @property
+    def sent_bytes(self) -> float:
+        return self.count * self.payload_bytes * sent_share(self.collective, self.ranks)
 
 
 @lru_cache(maxsize=4096)
@@ -55,6 +61,7 @@ def group_sizes(layout: Layout) -> dict[Axis, int]:
         "batch": layout.data_ranks * layout.cp,
         "stage": layout.world_size // layout.pp,
         "world": layout.world_size,
+        "host": 2,
     }
 
 
@@ -64,7 +71,7 @@ def sent_share(collective: Collective, ranks: int) -> float:
     An all-reduce is a reduce-scatter and an all-gather: twice that (Patarasuk and Yuan, 2009, "Bandwidth optimal
     all-reduce algorithms"; NCCL and gloo do so for large messages).
     """
-    if collective == "send":
+    if collective in ("send", "copy"):
         return 1.0
     return (2.0 if collective == "all_reduce" else 1.0) * (ranks - 1) / ranks
 
@@ -80,11 +87,9 @@ def exchange(
     overlaps: Overlap = "nothing",
     units: int = 1,
 ) -> Exchange:
-    sent = count * payload_bytes * sent_share(collective, group_sizes(layout)[axis])
-    return Exchange(axis, what, collective, count, payload_bytes, sent, dtype, overlaps, units)
+    return Exchange(axis, what, collective, count, payload_bytes, group_sizes(layout)[axis], dtype, overlaps, units)
 
 
-def real(exchanges: Iterable[Exchange], layout: Layout) -> list[Exchange]:
+def real(exchanges: Iterable[Exchange]) -> list[Exchange]:
     """Those that take place: between more than one rank, with something to send."""
-    sizes = group_sizes(layout)
-    return [each for each in exchanges if each.count and each.payload_bytes and sizes[each.axis] > 1]
+    return [each for each in exchanges if each.ranks > 1 and each.count and each.payload_bytes]

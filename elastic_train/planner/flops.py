@@ -8,6 +8,7 @@ recomputation, the attention kernel's backward pass and padding add. MFU is made
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from elastic_train.config.job import Job
@@ -57,6 +58,7 @@ class ForwardFlops:
         return self.projections + self.attention + self.feed_forward + self.head
 
 
+@lru_cache(maxsize=1024)
 def forward_flops(model: ModelConfig, sequence_length: int, attention: Attention) -> ForwardFlops:
     """Exact for matrix products (a test counts them with torch's ``FlopCounterMode``); the others are not counted.
 

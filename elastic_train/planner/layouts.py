@@ -1,14 +1,13 @@
 """Which layout a job gets on the hosts that are there. Plain Python, exhaustive and deterministic.
 
-Every combination of axis sizes that keeps the fixed axes, the constraints and ``hosts.memory`` competes by the estimate
-of ``planner.cost``; among equals the one with fewer hosts wins, then smaller tp, pp, cp and dp_replicate. Tensor ranks
-sit on one node, so a node gives a multiple of ``tp`` hosts. ``cost`` and ``memory`` are all that is known of machines.
+Every combination of axis sizes that keeps the fixed axes, the constraints and ``hosts.memory`` competes by the seconds
+of ``planner.step_time`` on ``hardware.host_of`` the job's device; among equals the one with fewer hosts wins, then
+smaller tp, pp, cp and dp_replicate. Tensor ranks sit on one node, so a node gives a multiple of ``tp`` hosts.
 """
 
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,11 +16,16 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
-from elastic_train.planner.cost import CostModel, StepCost
+from elastic_train.planner.hardware import host_of
 from elastic_train.planner.memory import memory_bytes
+from elastic_train.planner.search_bound import Floor
+from elastic_train.planner.search_space import Mesh, Space
+from elastic_train.planner.step_time import StepTime, step_time
 
 Nodes = int | Sequence[int]
 """Hosts that are there: of each node, or how many there are on one node."""
+_DIGITS = 9
+"""of seconds: below that they are equal"""
 
 
 class NoLayout(Exception):
@@ -37,7 +41,7 @@ class LayoutChoice:
     spares: int
     reasons: list[str] = field(default_factory=list)
     cost: float = 0.0
-    """estimated time of a step, comparable between layouts of the same job"""
+    """estimated seconds of a step"""
 
     @property
     def reason(self) -> str:
@@ -49,23 +53,29 @@ def choose_layout(job: Job, nodes: Nodes, most: int | None = None) -> LayoutChoi
     """The cheapest valid layout on ``nodes`` with at most ``most`` ranks (default: all of them). Raises NoLayout."""
     nodes = [nodes] if isinstance(nodes, int) else list(nodes)
     most = min(sum(nodes), sum(nodes) if most is None else most)
-    search = _Search(job)
+    search = _Search(job, max(nodes, default=1))
     found = search.best(nodes, most)
     if not found:
         raise NoLayout(_nothing_fits(job, search, nodes, most))
-    layout, cost = found[0], search.costs.step(found[0])
+    layout = found[0]
     reasons = _reasons(job, search, found, nodes, most)
-    return LayoutChoice(layout, layout.world_size, sum(nodes) - layout.world_size, reasons, cost.total)
+    seconds = search.time(layout).total
+    return LayoutChoice(layout, layout.world_size, sum(nodes) - layout.world_size, reasons, seconds)
+
+
+def step_seconds(job: Job, layout: Layout) -> float:
+    """The estimate that layouts are chosen by, on one node of any size."""
+    return step_time(job, layout, host_of(job.hosts.device)).total
 
 
 def choose_for_all(job: Job, hosts: int) -> LayoutChoice:
     """The cheapest valid layout of exactly ``hosts`` ranks on one node: none may be idle. Raises NoLayout."""
-    costs = CostModel(job)
+    search = _Search(job, hosts)
     valid = [layout for layout in layouts_of(job.parallel, hosts) if not _problems(job, layout)]
     if not valid:
         raise NoLayout(f"no layout of this job uses all of {_hosts(hosts)}")
-    best = min(valid, key=lambda layout: _preference(job.parallel, layout, costs.step(layout)))
-    return LayoutChoice(best, hosts, 0, [], costs.step(best).total)
+    best = min(valid, key=lambda layout: _preference(job.parallel, layout, search.time(layout)))
+    return LayoutChoice(best, hosts, 0, [], search.time(best).total)
 
 
 def check_job(job: Job) -> list[str]:
@@ -97,30 +107,44 @@ def layouts_of(parallel: ParallelConfig, world: int) -> Iterator[Layout]:
 
 
 class _Search:
-    """All layouts of one job, the cheapest first."""
+    """All layouts of one job, the fastest first. ``largest_node``: hosts on the fullest of the nodes."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.costs = CostModel(job)
+    def __init__(self, job: Job, largest_node: int) -> None:
+        self._job, self._host = job, host_of(job.hosts.device, largest_node)
+        self._floor = Floor(Space(job, frozenset(), self._host.per_node), self._host)
+        self._times: dict[Layout, StepTime] = {}
         self.looked_at = 0
         """layouts of which the constraints were checked"""
+
+    def time(self, layout: Layout) -> StepTime:
+        """Of a step in ``layout``, which may violate constraints as long as there is a layer for every stage."""
+        if layout not in self._times:
+            self._times[layout] = step_time(self._job, layout, self._host)
+        return self._times[layout]
 
     def best(self, nodes: Sequence[int], most: int) -> list[Layout]:
         """The best layout and the second best, as far as there are any.
 
-        With more data ranks and all else the same a step is never slower. So each combination of the other axes is
-        as good as its largest number of data ranks, and those that cannot be among the best two are not looked at.
+        What is computed and exchanged in passes never gets less with fewer data ranks. So a combination of the other
+        axes is no faster than that with its largest number of data ranks, and those that cannot be among the best two
+        are not looked at.
         """
         found: list[tuple[tuple[float, ...], Layout]] = []
         limit = math.inf
         for bound, base, copies in sorted(self._bases(nodes, most), key=lambda entry: entry[0]):
             if bound > limit:
                 break
-            for layout in itertools.islice(self._with_data_ranks(base, copies), 2):
-                found.append((_preference(self._job.parallel, layout, self.costs.step(layout)), layout))
-            found = sorted(found)[:2]
-            limit = found[1][0][0] if len(found) == 2 else math.inf
+            for layout in self._with_data_ranks(base, copies):
+                if self._at_least(layout) > limit:
+                    break
+                found.append((_preference(self._job.parallel, layout, self.time(layout)), layout))
+                found = sorted(found)[:2]
+                limit = found[1][0][0] if len(found) == 2 else math.inf
         return [layout for _, layout in found]
+
+    def _at_least(self, layout: Layout) -> float:
+        """Seconds that a step takes at least."""
+        return round(self._floor.of(Mesh(layout.tp, layout.pp, layout.cp, layout.data_ranks)), _DIGITS)
 
     def least_memory(self, nodes: Sequence[int], most: int) -> Layout | None:
         """Of the layouts that would be valid without a limit of memory one that needs least."""
@@ -129,7 +153,7 @@ class _Search:
         return min(valid, key=lambda layout: (memory_bytes(self._job, layout), layout.world_size), default=None)
 
     def _bases(self, nodes: Sequence[int], most: int) -> Iterator[tuple[float, Layout, int]]:
-        """(lower bound of the cost, fixed data ranks with sizes of the other axes, how often that has room)."""
+        """(lower bound of the seconds, fixed data ranks with sizes of the other axes, how often that has room)."""
         fixed = smallest_layout(self._job.parallel)
         for tp in self._sizes("tp", max(nodes, default=0)):
             room = min(sum(hosts // tp * tp for hosts in nodes), most)
@@ -137,8 +161,7 @@ class _Search:
                 for pp in self._sizes("pp", room // (tp * cp)):
                     base = replace(fixed, tp=tp, cp=cp, pp=pp)
                     if copies := room // base.world_size:
-                        cost = self.costs.step(self._widest(base, copies))
-                        yield round(cost.total - cost.gradients, 9), base, copies
+                        yield self._at_least(self._widest(base, copies)), base, copies
 
     def _free(self) -> list[str]:
         return [axis for axis in ("dp_replicate", "dp_shard") if getattr(self._job.parallel, axis) == "auto"]
@@ -151,7 +174,7 @@ class _Search:
         return replace(base, **{free[-1]: max(1, min(copies, self._job.training.slots // base.data_ranks))})
 
     def _with_data_ranks(self, base: Layout, copies: int) -> Iterator[Layout]:
-        """Valid layouts, each with the fewest data ranks for its number of micro-batches, cheapest first."""
+        """Valid layouts, each with the fewest data ranks for its number of micro-batches, the most first."""
         slots, ranks, limit = self._job.training.slots, base.data_ranks, self._job.hosts.memory_bytes
         widest = self._widest(base, copies)
         # Fewer data ranks need no less, but for one alone: it gathers nothing.
@@ -211,11 +234,11 @@ class _Search:
         return low
 
 
-def _preference(parallel: ParallelConfig, layout: Layout, cost: StepCost | None = None) -> tuple[float, ...]:
-    """Smallest first; without ``cost`` among layouts of equal costs."""
+def _preference(parallel: ParallelConfig, layout: Layout, time: StepTime | None = None) -> tuple[float, ...]:
+    """Smallest first; without ``time`` among layouts of equal times."""
     one_sided = parallel.data == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard)
     order = (layout.world_size, layout.tp, layout.pp, layout.cp, one_sided, layout.dp_replicate, layout.dp_shard)
-    return (round(cost.total, 9) if cost else 0.0, *order)
+    return (round(time.total, _DIGITS) if time else 0.0, *order)
 
 
 def _problems(job: Job, layout: Layout) -> list[str]:
@@ -267,16 +290,17 @@ def _divisors(number: int) -> list[int]:
 
 def _reasons(job: Job, search: _Search, found: list[Layout], nodes: Sequence[int], most: int) -> list[str]:
     layout = found[0]
-    cost = search.costs.step(layout)
+    time = search.time(layout)
     fixed = [f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(job.parallel, axis) not in ("auto", 1)]
     reasons = [f"{', '.join(fixed)} given in the job file"] if fixed else []
     there = f"{_hosts(sum(nodes))}{f' on {len(nodes)} nodes' if len(nodes) > 1 else ''}"
     reasons.append(
-        f"{there}: {layout} costs {cost.total:.2f} a step (compute {cost.compute:.2f}, bubble {cost.bubble:.2f}, "
-        f"communication {cost.communication:.2f}; 1 is a micro-batch on one host)"
+        f"{there}: {layout} takes {_seconds(time.total)} a step by estimate "
+        f"(compute {_seconds(time.total - time.idle - time.exposed)}, bubble {_seconds(time.idle)}, "
+        f"waiting for exchanges {_seconds(time.exposed)})"
     )
     for second in found[1:]:
-        reasons.append(f"next best {second} costs {search.costs.step(second).total:.2f}")
+        reasons.append(f"next best {second} takes {_seconds(search.time(second).total)}")
     slots, ranks, count = job.training.slots, layout.data_ranks, micro_batches_per_rank(job, layout)
     if padding := ranks * count - slots:
         reasons.append(f"{slots} slots over {ranks} data ranks of {count} micro-batches each: {padding} are padding")
@@ -296,7 +320,11 @@ def _why_spares(job: Job, search: _Search, layout: Layout, most: int) -> str:
     if getattr(job.parallel, axis) != "auto" or other <= getattr(layout, axis) or check_layout(job, wider):
         return "no valid layout that uses more is faster"
     count = micro_batches_per_rank(job, wider)
-    return f"{wider} costs {search.costs.step(wider).total:.2f}, with {count} micro-batches on a data rank"
+    return f"{wider} takes {_seconds(search.time(wider).total)}, with {count} micro-batches on a data rank"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s"
 
 
 def _hosts(count: int) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.step_memory import StepMemory
 
@@ -57,9 +58,12 @@ def memory_of(job: Job, layout: Layout) -> tuple[RankMemory, ...]:
 def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> RankMemory:
     step, device = StepMemory(job, layout, number, stages), job.hosts.device
     moments = list(step.moments())
-    if job.parallel.offload:  # the state is elsewhere
+    if job.parallel.offload:  # the state is elsewhere, but for the parts that are on their way to be gathered
+        ahead = 1 + job.parallel.prefetch
+        copied = {"copies from CPU memory": ahead * FLOAT32 * max(stage.block.part for stage in stages)}
         moments = [
-            (name, Counter({t: size for t, size in held.items() if t not in step.state})) for name, held in moments
+            (name, Counter({t: size for t, size in held.items() if t not in step.state} | copied))
+            for name, held in moments
         ]
     moment, found = max(moments, key=lambda entry: entry[1].total())
     largest: Counter[str] = Counter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from elastic_train.config.job import Job
@@ -17,7 +18,7 @@ from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.memory import fullest_rank
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_memory import Held, MemoryFloor
-from elastic_train.planner.search_space import Mesh, Sharing, Space, space_of, violated
+from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space, space_of, violated
 from elastic_train.planner.step_time import StepTime, step_time
 
 SHOWN = 8
@@ -74,7 +75,7 @@ def rank_layouts(
     return _Search(space_of(job, accelerator.per_node), accelerator, limit, shown).run(gpus)
 
 
-Way = tuple[tuple[str, int], int]
+Way = tuple[Schedule, int]
 """Schedule, micro-batch."""
 
 
@@ -83,11 +84,14 @@ class _Found:
     """What is known of a mesh."""
 
     best: Candidate | None = None
+    sharings: list[Sharing] = field(default_factory=list)
     problem: tuple[str, str] | None = None
     """the first violated constraint, if nothing valid was seen"""
     too_big: bool = False
     """something needed too much memory"""
-    smallest_too_big: dict[tuple[Sharing, tuple[str, int]], int] = field(default_factory=dict)
+    slower: float = math.inf
+    """seconds of the fastest that was too slow to be shown, whether it fits or not"""
+    smallest_too_big: dict[tuple[Sharing, Schedule], int] = field(default_factory=dict)
     """micro-batches"""
 
     @property
@@ -105,7 +109,7 @@ class _Search:
         self._meshes: dict[Mesh, _Found] = {}
         self._queue: list[tuple[float, int, Mesh, Way | None]] = []
         """(bound in seconds, order of coming, mesh, one way to run it or all)"""
-        self._together: dict[tuple[tuple[str, int], str, bool, str], tuple[str, str] | None] = {}
+        self._together: dict[tuple[Schedule, str, bool, str, int], tuple[str, str] | None] = {}
         """the constraint against schedule, data, reshard_after_forward and recompute; None: they can go together"""
         self._pushed = 0
         self._looked_at = 0
@@ -138,6 +142,7 @@ class _Search:
         if not self._memory.may_fit(mesh, self._limit):
             found.too_big = True
             return
+        found.sharings = self._space.sharings(mesh)
         for way in self._space.ways(mesh):
             self._push(self._floor.of_way(mesh, *way), mesh, way)
 
@@ -145,50 +150,51 @@ class _Search:
         """Take the fastest way to share state, each with the first kind of recomputation that fits."""
         found = self._meshes[mesh]
         before = found.best
-        for sharing in self._space.sharings(mesh):
-            kinds = [kind for kind in self._space.recomputes() if self._possible(found, mesh, sharing, way[0], kind)]
-            small = self._small(mesh, found, sharing, way, kinds)
-            found.too_big = found.too_big or (bool(kinds) and not small)
-            # Kinds that follow take no less time.
-            for recompute in small:
+        for sharing in found.sharings:
+            if found.best and self._floor.of_sharing(mesh, *way, sharing) >= min(found.seconds, self._slowest):
+                continue
+            for recompute in self._small(mesh, found, sharing, way):
+                # Kinds that follow take no less time.
                 if self._settles(found, *self._space.question(mesh, sharing, *way, recompute)):
                     break
         if found.best is not before:
             times = heapq.nsmallest(self._shown, (each.seconds for each in self._meshes.values()))
             self._slowest = times[-1] if len(times) == self._shown else math.inf
 
-    def _possible(self, found: _Found, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int], recompute: str) -> bool:
+    def _possible(self, found: _Found, mesh: Mesh, sharing: Sharing, schedule: Schedule, recompute: str) -> bool:
         """Whether these options can go together at all: in a pipeline of two ranks, as larger axes add constraints."""
-        if mesh.pp == 1 or mesh.data_ranks == 1:
+        if mesh.pp == 1:
             return True
-        key = (schedule, sharing.data, sharing.reshard_after_forward, recompute)
+        ranks = min(mesh.data_ranks, 2)
+        key = (schedule, sharing.data, sharing.reshard_after_forward, recompute, ranks)
         if key not in self._together:
-            two = (
-                replace(sharing, dp_replicate=2, dp_shard=1)
-                if sharing.data == "ddp"
-                else replace(sharing, dp_replicate=1, dp_shard=2)
-            )
+            replicas, shards = (ranks, 1) if sharing.data == "ddp" else (1, ranks)
+            question = (Mesh(1, 2, 1, ranks), replace(sharing, dp_replicate=replicas, dp_shard=shards), schedule)
             asked = (
-                violated(*self._space.question(Mesh(1, 2, 1, 2), two, schedule, size, recompute))
-                for size in self._space.micro_batches()
+                violated(*self._space.question(*question, size, recompute)) for size in self._space.micro_batches()
             )
-            self._together[key] = min(asked, key=lambda problem: problem is not None)
+            problem = next(asked)
+            while problem is not None and (other := next(asked, problem)) is not problem:
+                problem = other
+            self._together[key] = problem
         found.problem = found.problem or self._together[key]
         return self._together[key] is None
 
-    def _small(self, mesh: Mesh, found: _Found, sharing: Sharing, way: Way, kinds: list[str]) -> list[str]:
-        """Of ``kinds`` of recomputation those that may fit; with larger micro-batches none does that did not before."""
+    def _small(self, mesh: Mesh, found: _Found, sharing: Sharing, way: Way) -> Iterator[str]:
+        """Kinds of recomputation that may fit; with larger micro-batches none does that did not before."""
         schedule, micro_batch = way
         if micro_batch > found.smallest_too_big.get((sharing, schedule), math.inf):
-            return []
-        small = [
-            recompute
-            for recompute in kinds
-            if self._memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= self._limit
-        ]
-        if not small:
+            return
+        asked, fits = False, False
+        for recompute in self._space.recomputes():
+            if self._possible(found, mesh, sharing, schedule, recompute):
+                asked = True
+                if self._memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= self._limit:
+                    fits = True
+                    yield recompute
+        if asked and not fits:
             found.smallest_too_big[sharing, schedule] = micro_batch
-        return small
+            found.too_big = True
 
     def _settles(self, found: _Found, job: Job, layout: Layout) -> bool:
         """Whether more recomputation is not worth a look. Keeps what is fastest."""
@@ -198,6 +204,9 @@ class _Search:
         self._looked_at += 1
         time = step_time(job, layout, self._accelerator)
         if time.total >= found.seconds:
+            return True
+        if time.total > self._slowest:
+            found.slower = min(found.slower, time.total)
             return True
         fullest = fullest_rank(job, layout)
         if fullest.total > self._limit:
@@ -222,8 +231,8 @@ class _Search:
             if found.best is not None:
                 seconds = found.best.time.total
                 answer.reject(SLOWER, f"{found.best.layout} takes {seconds:.4g} s a step", seconds)
-            elif mesh in waiting:
-                answer.reject(SLOWER, f"{_name(mesh)} takes at least {waiting[mesh]:.4g} s a step", waiting[mesh])
+            elif (least := min(waiting.get(mesh, math.inf), found.slower)) < math.inf:
+                answer.reject(SLOWER, f"{_name(mesh)} takes at least {least:.4g} s a step", least)
             elif found.problem is not None and not found.too_big:
                 answer.reject(*found.problem)
             else:

@@ -1,8 +1,9 @@
 """The least time that a mesh can take, in no time: what a search need not look at.
 
 Products of the slowest pipeline rank with the exchanges of tensor and context parallelism, and the passes of the others
-that fill and drain the pipeline, as in ``planner.step_time``; without what is exchanged of state, sent from stage to
-stage or computed again. So no step is estimated to take less.
+that fill and drain the pipeline, as in ``planner.step_time``; without what is sent from stage to stage or computed
+again, and of what is done for the state only what nothing can hide, where it is known how that is shared. So no step
+is estimated to take less.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_train.config.layout import Layout
-from elastic_train.planner.flops import computed_attention, forward_flops
+from elastic_train.planner.compute_time import pass_times
+from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import stages_of_ranks
-from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space
+from elastic_train.planner.rank_time import waits_for_state
+from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space
+from elastic_train.planner.traffic import telling_ranks
 from elastic_train.planner.traffic_activations import activation_exchanges
 from elastic_train.planner.transfer import transfer_seconds
 
@@ -23,48 +27,62 @@ class Floor:
 
     def __init__(self, space: Space, accelerator: Accelerator) -> None:
         self._space, self._accelerator = space, accelerator
-        job = space.job
-        flops, layers = (
-            forward_flops(job.model, job.data.sequence_length, computed_attention(job)),
-            job.model.num_hidden_layers,
-        )
-        speed = accelerator.peak(job.training.precision) * accelerator.efficiency
-        backward = 3 * (flops.projections + flops.feed_forward + flops.attention) + flops.attention / 2
-        length = job.data.sequence_length
-        self._block, self._head = length * backward / layers / speed, length * 3 * flops.head / speed
-        self._ranks: dict[tuple[int, tuple[str, int]], set[tuple[int, int]]] = {}
-        self._exchanges: dict[tuple[int, int, int], float] = {}
-        self._least_exchanges: dict[tuple[int, int], float] = {}
+        self._ranks: dict[tuple[int, Schedule], set[tuple[int, int]]] = {}
+        self._passes: dict[tuple[int, int, str, int], tuple[float, float]] = {}
+        self._states: dict[tuple[Mesh, tuple[str, int], int, Sharing], float] = {}
+        self._least: dict[tuple[int, int, str], tuple[float, float]] = {}
 
     def of(self, mesh: Mesh) -> float:
         """Seconds of a step with the schedule and the micro-batch that are fastest."""
         size = self._space.micro_batches()[0]
-        each = self._exchanged_at_least(mesh.tp, mesh.cp) * size
-        return min((self._seconds(mesh, way, size, each) for way in self._space.schedules(mesh.pp)), default=0.0)
+        found = []
+        for schedule in self._space.schedules(mesh):
+            block, head = self._at_least(mesh.tp, mesh.cp, schedule.context)
+            found.append(self._seconds(mesh, schedule, size, (block * size, head * size)))
+        return min(found, default=0.0)
 
-    def of_way(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int) -> float:
+    def of_way(self, mesh: Mesh, schedule: Schedule, micro_batch: int) -> float:
         """Seconds of a step."""
-        each = self._exchanged(mesh.tp, mesh.cp, micro_batch) + 2 * self._accelerator.block_seconds
-        return self._seconds(mesh, schedule, micro_batch, each)
+        return self._seconds(
+            mesh, schedule, micro_batch, self._of_passes(mesh.tp, mesh.cp, schedule.context, micro_batch)
+        )
 
-    def _seconds(self, mesh: Mesh, schedule: tuple[str, int], micro_batch: int, each: float) -> float:
-        """``each``: seconds per block and micro-batch beside its products."""
+    def of_sharing(self, mesh: Mesh, schedule: Schedule, micro_batch: int, sharing: Sharing) -> float:
+        """Seconds of a step."""
+        passes = self._of_passes(mesh.tp, mesh.cp, schedule.context, micro_batch)
+        return self._seconds(mesh, schedule, micro_batch, passes, self._of_state(mesh, schedule, micro_batch, sharing))
+
+    def _seconds(
+        self, mesh: Mesh, schedule: Schedule, micro_batch: int, passes: tuple[float, float], state: float = 0.0
+    ) -> float:
+        """``passes``: of a micro-batch in a block, with what it exchanges, and in the head; ``state``: of a step."""
+        block, head = passes
         count = -(-(self._space.job.training.global_batch // micro_batch) // mesh.data_ranks)
-        samples = micro_batch / (mesh.cp * mesh.tp)
-        block, head = samples * self._block + each, samples * self._head
+        count = equal_rounds(count, mesh.pp, schedule.pipeline)
         slowest = max(blocks * block + heads * head for blocks, heads in self._held(mesh.pp, schedule))
         together = self._space.job.model.num_hidden_layers * block + head
-        overlap = 1 if schedule[0] in ("1f1b", "gpipe") else schedule[1]
-        overlap *= 3 if schedule[0] in ("zero_bubble", "zbv") else 1
+        overlap = schedule.stages_per_rank * (3 if schedule.splits_backward else 1)
         share = self._accelerator.sharing(mesh.world_size)
-        return max(count * slowest + (together - slowest) / overlap, count * together * share / mesh.pp)
+        chain = count * slowest + (together - slowest) / overlap + state
+        return max(chain, (count * together / mesh.pp + state) * share)
 
-    def _held(self, pp: int, schedule: tuple[str, int]) -> set[tuple[int, int]]:
+    def _of_state(self, mesh: Mesh, schedule: Schedule, micro_batch: int, sharing: Sharing) -> float:
+        """Of the pipeline rank that waits least for its state."""
+        key = (mesh, schedule[:2], micro_batch, sharing)
+        if key not in self._states:
+            job, layout = self._space.question(mesh, sharing, schedule, micro_batch, self._space.recomputes()[0])
+            chip, ranks = self._accelerator, telling_ranks(job, layout)
+            self._states[key] = min(
+                waits_for_state(job, layout, chip, chip.efficiency, number, stages) for number, stages in ranks.items()
+            )
+        return self._states[key]
+
+    def _held(self, pp: int, schedule: Schedule) -> set[tuple[int, int]]:
         """(blocks, heads) of the pipeline ranks."""
-        key = (pp, schedule)
+        key = (pp, schedule._replace(context=""))
         if key not in self._ranks:
             job = self._space.job
-            parallel = job.parallel.model_copy(update=dict(zip(SCHEDULE_FIELDS, schedule, strict=True)))
+            parallel = job.parallel.model_copy(update=schedule._asdict())
             if pp > 1 and pp * parallel.stages_per_rank > job.model.num_hidden_layers:
                 self._ranks[key] = {(0, 0)}  # not valid: a constraint says so
             else:
@@ -74,22 +92,26 @@ class Floor:
                 }
         return self._ranks[key]
 
-    def _exchanged(self, tp: int, cp: int, micro_batch: int) -> float:
-        """Seconds of what a block exchanges along tp and cp with one micro-batch."""
-        key = (tp, cp, micro_batch)
-        if key not in self._exchanges:
-            mesh, sharing = Mesh(tp, 1, cp, 1), Sharing("ddp", False, 1, 1)
-            way = (("1f1b", 2), micro_batch, self._space.recomputes()[0])
-            job, layout = self._space.question(mesh, sharing, *way)
+    def _of_passes(self, tp: int, cp: int, context: str, micro_batch: int) -> tuple[float, float]:
+        """Seconds of one micro-batch in a block, with what that exchanges along tp and cp, and in the head."""
+        key = (tp, cp, context, micro_batch)
+        if key not in self._passes:
+            chip, sharing = self._accelerator, Sharing("ddp", False, 1, 1)
+            way = (Schedule(context=context), micro_batch, self._space.recomputes()[0])
+            job, layout = self._space.question(Mesh(tp, 1, cp, 1), sharing, *way)
+            times = pass_times(job, layout, chip, chip.efficiency)
             (whole,) = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)[0]
             block = replace(whole, blocks=1, first=False, last=False)
             found = activation_exchanges(job, layout, 0, [block], 1)
-            self._exchanges[key] = sum(transfer_seconds(each, layout, self._accelerator) for each in found)
-        return self._exchanges[key]
+            each = sum(transfer_seconds(exchange, layout, chip) for exchange in found) + 2 * chip.block_seconds
+            each += times.forward + times.backward + times.again
+            self._passes[key] = each, times.head_forward + times.head_backward
+        return self._passes[key]
 
-    def _exchanged_at_least(self, tp: int, cp: int) -> float:
+    def _at_least(self, tp: int, cp: int, context: str) -> tuple[float, float]:
         """Per sample, with the micro-batch for which that is least."""
-        if (tp, cp) not in self._least_exchanges:
+        if (tp, cp, context) not in self._least:
             sizes = self._space.micro_batches()
-            self._least_exchanges[tp, cp] = min(self._exchanged(tp, cp, size) / size for size in sizes)
-        return self._least_exchanges[tp, cp]
+            passes = [[each / size for each in self._of_passes(tp, cp, context, size)] for size in sizes]
+            self._least[tp, cp, context] = min(block for block, _ in passes), min(head for _, head in passes)
+        return self._least[tp, cp, context]

@@ -9,14 +9,16 @@ from typing import NamedTuple
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import block_bytes, loss_bytes
+from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory, fullest_rank
 from elastic_train.planner.model_state import division, model_state, numbers_of
-from elastic_train.planner.parameters import stages_of_ranks
+from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.schedule import micro_batches_in_flight
-from elastic_train.planner.search_space import SCHEDULE_FIELDS, Mesh, Sharing, Space, violated
+from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space, sharing_layout, violated
 
 _STATE = {"adamw": 12, "adam": 12, "muon": 8, "lion": 8, "sgd": 4}
 """Bytes per parameter that all ranks hold together, at least: master weight and moments."""
+_COPIES = ("ddp", "zero1", "zero2")
 _LOOKS = 4
 """Of the options that need least by the bound so many are looked at, to find those that need least."""
 
@@ -37,6 +39,8 @@ class Held:
         if parallel.data in ("zero3", "hsdp"):
             chosen["reshard_after_forward"] = parallel.reshard_after_forward
         chosen |= {"micro_batch": training.micro_batch, "recompute": training.recompute}
+        if self.layout.cp > 1:
+            chosen["context"] = parallel.context
         if self.layout.pp > 1:
             chosen["pipeline"] = parallel.pipeline
             if parallel.stages_per_rank > 1:
@@ -67,7 +71,7 @@ class _Resident(NamedTuple):
     """bytes of whole gradients that wait for the last micro-batch"""
 
 
-Way = tuple[Sharing, tuple[str, int], int, str]
+Way = tuple[Sharing, Schedule, int, str]
 """Sharing, schedule, micro-batch, what is recomputed."""
 
 
@@ -80,9 +84,11 @@ class MemoryFloor:
     def __init__(self, space: Space) -> None:
         self._space = space
         self._residents: dict[tuple[Mesh, Sharing, tuple[str, int]], list[_Resident]] = {}
-        self._kept: dict[tuple[int, int, int, str], int] = {}
+        self._kept: dict[tuple[int, int, str, int, str], int] = {}
         self._alive: dict[tuple[tuple[str, int], int, int, int], float] = {}
         self._lost: dict[tuple[int, int, int, bool], int] = {}
+        self._jobs: dict[tuple[str, bool, Schedule], Job] = {}
+        self._blocks: dict[tuple[int, tuple[str, int]], dict[int, int]] = {}
         job = space.job
         device = job.hosts.device
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
@@ -93,7 +99,8 @@ class MemoryFloor:
         sharing, schedule, micro_batch, recompute = way
         job = self._space.job
         count = -(-(job.training.global_batch // micro_batch) // mesh.data_ranks)
-        kept = self._kept_by_block(mesh, micro_batch, recompute)
+        count = equal_rounds(count, mesh.pp, schedule.pipeline)
+        kept = self._kept_by_block(mesh, schedule.context, micro_batch, recompute)
         received = count * micro_batch * job.data.sequence_length // (mesh.cp * mesh.tp) * job.model.hidden_size
         received *= self._number
         most = 0
@@ -137,17 +144,28 @@ class MemoryFloor:
         return held is not None and held.fullest.total <= limit
 
     def _lean(self, mesh: Mesh) -> Iterator[Way]:
-        """For each schedule and sharing the smallest micro-batch with the two kinds of most recomputation."""
-        smallest: dict[tuple[str, int], int] = {}
-        for schedule, micro_batch in self._space.ways(mesh):
-            smallest.setdefault(schedule, micro_batch)
-        for schedule, micro_batch in smallest.items():
-            for sharing in reversed(self._space.sharings(mesh)):
-                for recompute in reversed(self._space.recomputes()[-2:]):
-                    yield sharing, schedule, micro_batch, recompute
+        """For each schedule and sharing the smallest micro-batch with the most recomputation that goes with it.
 
-    def _kept_by_block(self, mesh: Mesh, micro_batch: int, recompute: str) -> int:
-        key = (mesh.tp, mesh.cp, micro_batch, recompute)
+        Of ddp, zero1 and zero2 the last that competes: it shares what the others share, and more. Of both kinds of
+        context parallelism the second: ``ulysses`` keeps keys and values of its own tokens only, and needs no masks.
+        """
+        smallest: dict[Schedule, int] = {}
+        context = self._space.contexts(mesh.tp, mesh.cp)[-1]
+        for schedule, micro_batch in self._space.ways(mesh):
+            if schedule.context == context:
+                smallest.setdefault(schedule, micro_batch)
+        sharings = self._space.sharings(mesh)
+        copies = [sharing for sharing in sharings if sharing.data in _COPIES]
+        sharings = [sharing for sharing in reversed(sharings) if sharing not in copies[:-1]]
+        kinds = self._space.recomputes()
+        for schedule, micro_batch in smallest.items():
+            split = mesh.pp > 1 and schedule.splits_backward
+            most = [kind for kind in kinds if not (split and kind == "full")]
+            for sharing in sharings:
+                yield from ((sharing, schedule, micro_batch, kind) for kind in most[-1:] or kinds[-1:])
+
+    def _kept_by_block(self, mesh: Mesh, context: str, micro_batch: int, recompute: str) -> int:
+        key = (mesh.tp, mesh.cp, context, micro_batch, recompute)
         if key not in self._kept:
             job = self._space.job
             self._kept[key] = sum(
@@ -158,7 +176,7 @@ class MemoryFloor:
                     batch=micro_batch,
                     number_bytes=numbers_of(job).compute,
                     recompute=recompute,  # type: ignore[arg-type]
-                    context=job.parallel.context,
+                    context=context,  # type: ignore[arg-type]
                     fused_norm=job.hosts.device == "cuda",
                 ).values()
             )
@@ -174,40 +192,55 @@ class MemoryFloor:
             self._lost[key] = loss_bytes(job.model, layout, **shape).most
         return self._lost[key]
 
-    def _flying(self, schedule: tuple[str, int], pp: int, rank: int, count: int) -> float:
+    def _flying(self, schedule: Schedule, pp: int, rank: int, count: int) -> float:
         """Micro-batches that a rank keeps activations of."""
         if pp == 1:
             return 1.0
-        key = (schedule, pp, rank, count)
+        key = (schedule[:2], pp, rank, count)
         if key not in self._alive:
-            parallel = self._space.job.parallel.model_copy(update=dict(zip(SCHEDULE_FIELDS, schedule, strict=True)))
+            parallel = self._space.job.parallel.model_copy(update=schedule._asdict())
             self._alive[key] = float(micro_batches_in_flight(parallel, pp, rank, count))
         return self._alive[key]
 
-    def _resident(self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int]) -> list[_Resident]:
-        key = (mesh, sharing, schedule)
+    def _resident(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> list[_Resident]:
+        key = (mesh, sharing, schedule[:2])  # nothing of it depends on how sequences are cut
         if key not in self._residents:
             self._residents[key] = list(self._measure(mesh, sharing, schedule))
         return self._residents[key]
 
-    def _measure(self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int]) -> Iterator[_Resident]:
-        job, layout = self._space.question(mesh, sharing, schedule, 1, "none")
+    def _measure(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> Iterator[_Resident]:
+        job, layout = self._job(sharing, schedule), sharing_layout(mesh, sharing)
         if job.parallel.stages_per_rank * mesh.pp > job.model.num_hidden_layers and mesh.pp > 1:
             return  # not valid: a constraint says so
         ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
-        blocks = [sum(stage.blocks for stage in stages) for stages in ranks]
         sharded = division(job, layout) == "all"
         keeps = not sharing.reshard_after_forward or mesh.pp > 1
-        for number in sorted({0, blocks.index(max(blocks)), mesh.pp - 1}):
-            state = {} if job.parallel.offload else model_state(job, layout, ranks[number])
+        waits = sharded and keeps and job.training.determinism == "default"
+        for number, blocks in self._telling(mesh.pp, schedule, ranks).items():
+            stages = ranks[number]
+            state = {} if job.parallel.offload else model_state(job, layout, stages)
             held = sum(state.values()) - (state.get("gradients", 0) if sharded else 0)
             if sharded and keeps:
-                held += numbers_of(job).compute * sum(stage.padded for stage in ranks[number])
-            ends = sum((not stage.first) + (not stage.last) for stage in ranks[number])
-            head = any(stage.last for stage in ranks[number])
-            waits = sharded and keeps and job.training.determinism == "default"
-            added_up = numbers_of(job).gradient * sum(stage.whole for stage in ranks[number]) if waits else 0
-            yield _Resident(number, held, blocks[number], ends if mesh.pp > 1 else 0, head, added_up)
+                held += self._number * sum(stage.padded for stage in stages)
+            ends = sum((not stage.first) + (not stage.last) for stage in stages)
+            added_up = numbers_of(job).gradient * sum(stage.whole for stage in stages) if waits else 0
+            head = any(stage.last for stage in stages)
+            yield _Resident(number, held, blocks, ends if mesh.pp > 1 else 0, head, added_up)
+
+    def _job(self, sharing: Sharing, schedule: Schedule) -> Job:
+        """With these options; sizes of axes are not in it."""
+        key = (sharing.data, sharing.reshard_after_forward, schedule)
+        if key not in self._jobs:
+            self._jobs[key] = self._space.question(Mesh(1, 1, 1, 1), sharing, schedule, 1, "none")[0]
+        return self._jobs[key]
+
+    def _telling(self, pp: int, schedule: Schedule, ranks: list[list[StageParameters]]) -> dict[int, int]:
+        """The first pipeline rank, one with most blocks, and the last one, each with its blocks."""
+        if (pp, schedule[:2]) not in self._blocks:
+            blocks = [sum(stage.blocks for stage in stages) for stages in ranks]
+            numbers = sorted({0, blocks.index(max(blocks)), pp - 1})
+            self._blocks[pp, schedule[:2]] = {number: blocks[number] for number in numbers}
+        return self._blocks[pp, schedule[:2]]
 
 
 def gib(size: float) -> str:

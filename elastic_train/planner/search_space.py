@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
+from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.constraints import check_layout
 
-SCHEDULE_FIELDS = ("pipeline", "virtual_stages")
-_PARALLEL = ("data", "reshard_after_forward", *SCHEDULE_FIELDS)
+_PARALLEL = ("data", "reshard_after_forward", "pipeline", "virtual_stages", "context")
 _TRAINING = ("micro_batch", "recompute")
-SCHEDULES = (("1f1b", 2), ("interleaved_1f1b", 2), ("zero_bubble", 2), ("zbv", 2), ("gpipe", 2))
-"""``pipeline`` and ``virtual_stages`` that compete; of equally fast ones the first wins."""
+CONTEXTS = ("gather", "ulysses")
+"""``context`` that compete; of equally fast ones the first wins."""
 SHARING = (
     ("ddp", False),
     ("zero1", False),
@@ -35,6 +35,26 @@ RECOMPUTE = ("none", "selective", "full")
 """Each keeps no more and takes no less time than the one before."""
 LARGEST_MICRO_BATCH = 64
 _FEW, _POWERS = 16, 5
+
+
+class Schedule(NamedTuple):
+    """How passes run, along pp and along cp: fields of ``parallel``."""
+
+    pipeline: str = "1f1b"
+    virtual_stages: int = 2
+    context: str = "gather"
+
+    @property
+    def splits_backward(self) -> bool:
+        return self.pipeline in ("zero_bubble", "zbv")
+
+    @property
+    def stages_per_rank(self) -> int:
+        return 1 if self.pipeline in ("1f1b", "gpipe") else self.virtual_stages
+
+
+SCHEDULES = tuple(Schedule(name) for name in ("1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "gpipe"))
+"""Those that compete, but for ``context``; of equally fast ones the first wins."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -61,7 +81,7 @@ class Sharing:
     dp_shard: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Space:
     """Everything that may be varied of ``job``: the names in ``free`` (fields of ``parallel`` and ``training``).
 
@@ -71,6 +91,10 @@ class Space:
     job: Job
     free: frozenset[str]
     per_node: int
+    _contexts: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """by tp and cp, as far as they were asked for"""
+    _trainings: dict[tuple[int, str], TrainingConfig] = field(default_factory=dict, compare=False)
+    """by micro-batch and kind of recomputation, likewise"""
 
     def meshes(self, gpus: int) -> Iterator[Mesh]:
         """Every mesh of at most ``gpus``, each with as many data ranks as there is room and work for."""
@@ -132,35 +156,58 @@ class Space:
         powers = (1 << exponent for exponent in range(LARGEST_MICRO_BATCH.bit_length()))
         return [size for size in powers if total % size == 0]
 
-    def ways(self, mesh: Mesh) -> Iterator[tuple[tuple[str, int], int]]:
+    def ways(self, mesh: Mesh) -> Iterator[tuple[Schedule, int]]:
         """Schedules with sizes of a micro-batch of which every data rank gets one.
 
         Where others can run, ``gpipe`` is as slow as ``1f1b`` and larger.
         """
-        for schedule in self.schedules(mesh.pp):
+        for schedule in self.schedules(mesh):
             for micro_batch in self.micro_batches():
                 slots = self.job.training.global_batch // micro_batch
                 enough = mesh.pp == 1 or -(-slots // mesh.data_ranks) >= mesh.pp
-                wanted = "pipeline" not in self.free or enough != (schedule[0] == "gpipe")
+                wanted = "pipeline" not in self.free or enough != (schedule.pipeline == "gpipe")
                 if wanted and slots >= mesh.data_ranks:
                     yield schedule, micro_batch
 
-    def schedules(self, pp: int) -> list[tuple[str, int]]:
-        """``pipeline`` and ``virtual_stages``; with one stage nothing depends on them."""
+    def schedules(self, mesh: Mesh) -> list[Schedule]:
+        """Pipelines, each with each context; with one stage, or one context rank, nothing depends on them."""
+        contexts = self.contexts(mesh.tp, mesh.cp)
+        return [each._replace(context=context) for context in contexts for each in self._pipelines(mesh.pp)]
+
+    def contexts(self, tp: int, cp: int) -> tuple[str, ...]:
+        """Those that can be; if none can, the one that the job has."""
+        own = self.job.parallel.context
+        if cp == 1 or "context" not in self.free:
+            return (own,)
+        if (tp, cp) not in self._contexts:
+            mesh, sharing = Mesh(tp, 1, cp, 1), Sharing(self.job.parallel.data, False, 1, 1)
+            first = self._pipelines(1)[0]
+            possible = (
+                context
+                for context in CONTEXTS
+                if violated(*self.question(mesh, sharing, first._replace(context=context), *self._smallest)) is None
+            )
+            self._contexts[tp, cp] = tuple(possible) or (own,)
+        return self._contexts[tp, cp]
+
+    @property
+    def _smallest(self) -> tuple[int, str]:
+        return self.micro_batches()[0], self.recomputes()[0]
+
+    def _pipelines(self, pp: int) -> list[Schedule]:
         parallel = self.job.parallel
-        own = (parallel.pipeline, parallel.virtual_stages)
+        own = Schedule(parallel.pipeline, parallel.virtual_stages)
         if "pipeline" not in self.free:
             if "virtual_stages" in self.free and pp > 1:
-                return [pair for pair in SCHEDULES if pair[0] == own[0]]
+                return [each for each in SCHEDULES if each.pipeline == own.pipeline]
             return [own]
         if pp == 1:
             return [SCHEDULES[0]]
-        layers = self.job.model.num_hidden_layers
         return [
-            pair
-            for pair in SCHEDULES
-            if ("virtual_stages" in self.free or pair[1] == own[1])
-            and pp * (1 if pair[0] in ("1f1b", "gpipe") else pair[1]) <= layers
+            each
+            for each in SCHEDULES
+            if ("virtual_stages" in self.free or each.virtual_stages == own.virtual_stages)
+            and pp * each.stages_per_rank <= self.job.model.num_hidden_layers
         ]
 
     def recomputes(self) -> tuple[str, ...]:
@@ -218,30 +265,32 @@ class Space:
         return [shard for shard in shards if shard * mesh.cp * mesh.tp in filling]
 
     def question(
-        self, mesh: Mesh, sharing: Sharing, schedule: tuple[str, int], micro_batch: int, recompute: str
+        self, mesh: Mesh, sharing: Sharing, schedule: Schedule, micro_batch: int, recompute: str
     ) -> tuple[Job, Layout]:
         """The job with these options, and the layout. Not validated: ``check_layout`` says what is wrong with it."""
-        layout = Layout(mesh.pp, sharing.dp_replicate, sharing.dp_shard, mesh.cp, mesh.tp)
+        layout = sharing_layout(mesh, sharing)
         parallel: dict[str, Any] = layout.as_dict() | {
             "data": sharing.data,
             "reshard_after_forward": sharing.reshard_after_forward,
-            "pipeline": schedule[0],
-            "virtual_stages": schedule[1],
+            **schedule._asdict(),
         }
-        training = {"micro_batch": micro_batch, "recompute": recompute}
-        return self.job.model_copy(
-            update={
-                "parallel": self.job.parallel.model_copy(update=parallel),
-                "training": self.job.training.model_copy(update=training),
-            }
-        ), layout
+        if (training := self._trainings.get((micro_batch, recompute))) is None:
+            training = self.job.training.model_copy(update={"micro_batch": micro_batch, "recompute": recompute})
+            self._trainings[micro_batch, recompute] = training
+        sections = {"parallel": self.job.parallel.model_copy(update=parallel), "training": training}
+        return self.job.model_copy(update=sections), layout
 
     def easiest(self, mesh: Mesh) -> tuple[Job, Layout]:
         """The options to which the fewest constraints apply."""
-        plain = [schedule for schedule in self.schedules(mesh.pp) if schedule[0] == "gpipe"]
-        schedule = (plain or self.schedules(mesh.pp) or SCHEDULES)[0]
+        schedules = self.schedules(mesh) or SCHEDULES
+        schedule = next((each for each in schedules if each.pipeline == "gpipe"), schedules[0])
         sharing = (self.sharings(mesh) or [Sharing(self.job.parallel.data, False, 1, mesh.data_ranks)])[0]
-        return self.question(mesh, sharing, schedule, self.micro_batches()[0], self.recomputes()[0])
+        return self.question(mesh, sharing, schedule, *self._smallest)
+
+
+def sharing_layout(mesh: Mesh, sharing: Sharing) -> Layout:
+    """``mesh`` with its data ranks cut as ``sharing`` says."""
+    return Layout(mesh.pp, sharing.dp_replicate, sharing.dp_shard, mesh.cp, mesh.tp)
 
 
 def space_of(job: Job, per_node: int) -> Space:

@@ -48,13 +48,19 @@ def _telling(
 
 def rank_traffic(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> list[Exchange]:
     """Exchanges of pipeline rank ``number``, which holds ``stages``."""
+    return pass_traffic(job, layout, number, stages) + state_traffic(job, layout, number, stages)
+
+
+def pass_traffic(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> list[Exchange]:
+    """Of activations, whatever ``parallel.data`` and its axes."""
     count = micro_batches_per_rank(job, layout)
-    found = [
-        *activation_exchanges(job, layout, number, stages, count),
-        *state_exchanges(job, layout, number, stages, count),
-        *_bookkeeping(job, layout),
-    ]
-    return real(found, layout)
+    return real(activation_exchanges(job, layout, number, stages, count))
+
+
+def state_traffic(job: Job, layout: Layout, number: int, stages: list[StageParameters]) -> list[Exchange]:
+    """Of weights and gradients, and what is told of a step."""
+    count = micro_batches_per_rank(job, layout)
+    return real([*state_exchanges(job, layout, number, stages, count), *_bookkeeping(job, layout)])
 
 
 def _bookkeeping(job: Job, layout: Layout) -> list[Exchange]:

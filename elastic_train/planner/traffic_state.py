@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.exchange import Axis, Exchange, Overlap, exchange
-from elastic_train.planner.parameters import StageParameters, block_parameters, outer_parameters
+from elastic_train.planner.parameters import StageParameters, Unit, block_parameters, outer_parameters
 from elastic_train.planner.schedule import Pass, schedule_order
 from elastic_train.planner.traffic_activations import compute_bytes, compute_dtype
 
@@ -68,6 +69,13 @@ class _Rank:
         """zero3 and hsdp: once a step, or before each use with ``reshard_after_forward`` (blocks only)."""
         if not self.fsdp:
             return
+        for stage, what, unit, times, overlaps in self._gathered():
+            yield self._weights(f"weights of {what}", times, unit.padded, overlaps, stage.blocks)
+            if self.job.parallel.offload:
+                yield self._copy(f"weights of {what} from CPU memory", times, unit, overlaps, stage.blocks)
+
+    def _gathered(self) -> Iterator[tuple[StageParameters, str, Unit, int, Overlap]]:
+        """Stage, what of it, how large, how often in a step, and beside what."""
         release, pp = self.job.parallel.reshard_after_forward, self.layout.pp
         overlaps: Overlap = (
             "nothing" if self.job.parallel.prefetch == 0 else "all passes" if release else "first forward"
@@ -75,12 +83,12 @@ class _Rank:
         for stage, gathers, outer in self._gathers():
             if pp == 1 and release:
                 gathers, outer = 2 * self.count, self.count
-            for what, unit, times in (
-                ("blocks", stage.block, gathers * stage.blocks),
-                ("the rest", stage.outer, outer),
-            ):
-                wanted = overlaps if what == "blocks" else "nothing"
-                yield self._weights(f"weights of {what}", times, unit.padded, wanted, stage.blocks)
+            yield stage, "blocks", stage.block, gathers * stage.blocks, overlaps
+            yield stage, "the rest", stage.outer, outer, "nothing"
+
+    def _copy(self, what: str, count: int, unit: Unit, overlaps: Overlap, units: int) -> Exchange:
+        """Between accelerator and CPU: parts of master weights, and of gradients, in their precision."""
+        return exchange(self.layout, "host", what, "copy", count, unit.part * FLOAT32, "float32", overlaps, units)
 
     def _gathers(self) -> Iterator[tuple[StageParameters, int, int]]:
         """How often each stage gathers a block, and what is outside the blocks."""
@@ -122,6 +130,8 @@ class _Rank:
                 layout, units = self.layout, stage.blocks
                 yield exchange(layout, "shard", what, "reduce_scatter", times * each, whole, dtype, wanted, units)
                 yield exchange(layout, "replicate", what, "all_reduce", times * each, part, dtype, wanted, units)
+                if self.job.parallel.offload:
+                    yield self._copy(f"{what} to CPU memory", times * each, unit, wanted, units)
 
     def _reduced_gradients(self) -> Iterator[Exchange]:
         """ddp and zero1: one all-reduce per bucket, when the last gradient of the step has arrived in it."""

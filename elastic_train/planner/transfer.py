@@ -40,6 +40,9 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
     per card). All-to-all sends straight to each rank. Latency: a hop per rank, or NCCL's trees for all-reduces.
     """
     share = accelerator.transfer_efficiency
+    if each.collective == "copy":
+        bandwidth = accelerator.host_link_bytes_per_second * share
+        return each.count * (each.payload_bytes / bandwidth + accelerator.link_latency_seconds)
     spread, payload = spreads(layout, accelerator.per_node)[each.axis], each.payload_bytes
     ranks, here, nodes = spread.ranks, spread.here, spread.nodes
     link = accelerator.link_between(2 if each.collective == "send" else here) * share
@@ -52,6 +55,7 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
     else:
         outside = payload * sent_share(each.collective, nodes) / (here * network)
         seconds = max(payload * sent_share(each.collective, ranks) / link, outside)
+    seconds += accelerator.exchange_seconds
     return each.count * (seconds + _hops(each.collective, here, nodes, accelerator))
 
 

@@ -21,7 +21,8 @@ def update_seconds(
     """Of one rank, all of whose tensors are read, and written, once.
 
     The norm reads gradients; the optimizer reads gradients, reads and writes master weights and state; the average
-    reads weights, reads and writes itself; weights in another precision are written.
+    reads weights, reads and writes itself; weights in another precision are written. With ``parallel.offload`` all of
+    that is in CPU memory, and the CPU's work.
     """
     training, parallel = job.training, job.parallel
     cut = parallel.data != "ddp" and layout.shards > 1
@@ -29,7 +30,8 @@ def update_seconds(
     gradient = 4 if training.reduce_dtype == "fp32" else 2
     each = 2 * gradient + 2 * (4 + _state(job)) + (12 if training.ema_decay is not None else 0)
     copy = 0 if training.precision == "fp32" else 2
-    moved = elements * (each + copy) / (accelerator.memory_bytes_per_second * accelerator.transfer_efficiency)
+    bandwidth = accelerator.host_memory_bytes_per_second if parallel.offload else accelerator.memory_bytes_per_second
+    moved = elements * (each + (0 if parallel.offload else copy)) / (bandwidth * accelerator.transfer_efficiency)
     return moved + (_orthogonalising(job, layout, stages, accelerator, efficiency) if _is_muon(job) else 0.0)
 
 

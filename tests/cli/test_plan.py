@@ -229,7 +229,6 @@ IMPOSSIBLE = [
     ((*LLAMA_8B, "--gpu", ""), r"accelerator '' is not known"),
     ((*LLAMA_8B, "--price", "nan"), r"--price nan: must be 0 or more"),
     ((*LLAMA_8B, "--price", "-1"), r"--price -1: must be 0 or more"),
-    ((*LLAMA_8B, "parallel.offload=true"), r"parallel.offload=true: .*plan with parallel.offload=false"),
     ((*LLAMA_8B, "--html", "no/such/x.html"), r"--html no/such/x.html: there is no folder no/such"),
     ((*LLAMA_8B, "--html", "/"), r"--html /: is a folder"),
     ((*LLAMA_8B, "--write-job", "no/w.yaml"), r"--write-job no/w.yaml: there is no folder no"),

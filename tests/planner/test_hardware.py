@@ -28,7 +28,8 @@ def test_every_number_has_a_source() -> None:
     for each in accelerators().values():
         numbers = {"peak_flops", "memory_bytes", "memory_bytes_per_second", "link_bytes_per_second"}
         numbers |= {"network_bytes_per_second", "link_latency_seconds", "network_latency_seconds"}
-        numbers |= {"efficiency", "transfer_efficiency", "fp8_share"}
+        numbers |= {"efficiency", "transfer_efficiency", "fp8_share", "masked_attention", "launch_seconds"}
+        numbers |= {"host_link_bytes_per_second", "host_memory_bytes_per_second", "exchange_seconds"}
         assert each.sources is not None
         assert set(each.sources) == numbers, each.name
         assert 0 < each.efficiency <= 1

@@ -44,9 +44,7 @@ def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
     """The least seconds per step of each mesh that has options that fit, found without any shortcut."""
     space, found = space_of(job, H100.per_node), {}
     for mesh in space.meshes(gpus):
-        ways = itertools.product(
-            space.sharings(mesh), space.schedules(mesh.pp), space.micro_batches(), space.recomputes()
-        )
+        ways = itertools.product(space.sharings(mesh), space.schedules(mesh), space.micro_batches(), space.recomputes())
         for way in ways:
             own, layout = space.question(mesh, *way)
             assert ParallelConfig.model_validate(own.parallel.model_dump())
@@ -112,11 +110,23 @@ def test_bounds_are_never_above_what_they_bound(text: str, changes: tuple[str, .
             looked_at += 1
             way = floor.of_way(mesh, schedule, micro_batch)
             assert floor.of(mesh) <= way * (1 + 1e-12)
-            assert way <= step_time(job, layout, machine).total * (1 + 1e-12), (layout, job)
+            shared = floor.of_sharing(mesh, schedule, micro_batch, sharing)
+            assert way <= shared * (1 + 1e-12)
+            assert shared <= step_time(job, layout, machine).total * (1 + 1e-12), (layout, job)
             assert memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= memory_bytes(job, layout), (
                 layout,
                 job,
             )
+
+
+def test_both_kinds_of_context_parallelism_compete() -> None:
+    """Ulysses where heads divide, as torch has a flash kernel for it; gather where they do not, or it is asked for."""
+    first = rank_layouts(job_of("parallel.cp=2", "parallel.tp=1", text=LLAMA), 64, H100).best[0]
+    assert first.options["context"] == "ulysses"
+    first = rank_layouts(job_of("parallel.cp=16", "parallel.tp=1", text=LLAMA), 64, H100).best[0]
+    assert first.options["context"] == "gather"
+    first = rank_layouts(job_of("parallel.cp=2", "parallel.context=gather", text=LLAMA), 64, H100).best[0]
+    assert first.options["context"] == "gather"
 
 
 def test_what_the_job_file_says_stays() -> None:

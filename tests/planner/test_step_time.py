@@ -20,6 +20,8 @@ from elastic_train.planner.transfer import transfer_seconds
 from tests.training.synthetic import small_job
 
 H100 = accelerator("h100-80gb")
+NO_MEMORY = replace(H100, memory_bytes_per_second=1e30, launch_seconds=0.0)
+"""Compute waits for nothing."""
 NO_LATENCY = replace(H100, link_latency_seconds=0.0, network_latency_seconds=0.0, transfer_efficiency=1.0)
 
 
@@ -59,7 +61,7 @@ def test_small_exchanges_are_a_matter_of_hops() -> None:
 
 def test_terms_add_up_and_compute_is_operations_over_the_rate() -> None:
     job, layout = llama(), Layout(dp_shard=8)
-    time = step_time(job, layout, H100)
+    time = step_time(job, layout, NO_MEMORY)
     assert time.total == pytest.approx(sum(time.terms.values()))
     compute = sum(time.terms[name] for name in ("forward", "backward", "recomputation"))
     flops = hardware_flops_per_token(job, "causal") * 64 * 8192 / 8
@@ -68,6 +70,33 @@ def test_terms_add_up_and_compute_is_operations_over_the_rate() -> None:
     assert time.use.hfu == pytest.approx(H100.efficiency * compute / time.total)
     assert 0 < time.exposed < 0.1 * time.total
     assert time.bubble == 0.0
+
+
+def test_offloaded_state_goes_over_the_bus_and_is_updated_by_the_cpu() -> None:
+    """Per rank an eighth of 8.03e9 float32 weights there and as many gradients back, once a step; 32 bytes a weight."""
+    layout, chip = Layout(dp_shard=8), replace(NO_LATENCY, overlaps=False)
+    sections = {"training": {"precision": "bf16", "global_batch": 64}, "data": {"sequence_length": 8192}}
+    kept, away = (
+        step_time(
+            small_job(model=PRESETS["llama3-8b"], parallel=parallel, hosts={"device": "cuda"}, **sections), layout, chip
+        )
+        for parallel in ({"data": "zero3"}, {"data": "zero3", "offload": True})
+    )
+    part = small_job(model=PRESETS["llama3-8b"]).model.num_parameters / 8
+    assert away.terms["copies from and to CPU memory"] == pytest.approx(8 * part / 64e9, rel=1e-4)
+    assert away.terms["update"] == pytest.approx(32 * part / 76.8e9, rel=1e-4)
+    assert away.total - kept.total == pytest.approx(
+        8 * part / 64e9 + away.terms["update"] - kept.terms["update"], rel=1e-4
+    )
+
+
+def test_copies_of_offloaded_weights_hide_behind_compute() -> None:
+    sections = {"training": {"precision": "bf16", "global_batch": 64}, "data": {"sequence_length": 8192}}
+    parallel = {"data": "zero3", "offload": True, "reshard_after_forward": True}
+    job = small_job(model=PRESETS["llama3-8b"], parallel=parallel, hosts={"device": "cuda"}, **sections)
+    time = step_time(job, Layout(dp_shard=8), H100)
+    assert time.hidden["weights of blocks from CPU memory"] > 0.9 * 16 * 7e9 * 4 / 8 / 64e9
+    assert time.terms["copies from and to CPU memory"] < time.hidden["weights of blocks from CPU memory"]
 
 
 def test_a_mesh_is_slow_for_few_ranks() -> None:
@@ -79,7 +108,7 @@ def test_a_mesh_is_slow_for_few_ranks() -> None:
 
 
 def test_a_mask_of_documents_makes_kernels_compute_all_scores() -> None:
-    """8,192 keys for 4,096.5; in MFU the useful ones stay as they are."""
+    """8,192 keys for 4,096.5, at half the speed; in MFU the useful ones stay as they are."""
     plain, masked = (
         step_time(
             small_job(
@@ -88,11 +117,11 @@ def test_a_mask_of_documents_makes_kernels_compute_all_scores() -> None:
                 training={"precision": "bf16", "global_batch": 8},
             ),
             Layout(dp_shard=8),
-            H100,
+            NO_MEMORY,
         )
         for mask in (False, True)
     )
-    attention = 3.5 * 32 * 4 * 4096 * (8192 - 8193 / 2) * 8192 / (H100.peak("bf16") * H100.efficiency)
+    attention = 3.5 * 32 * 4 * 4096 * (2 * 8192 - 8193 / 2) * 8192 / (H100.peak("bf16") * H100.efficiency)
     names = ("forward", "backward", "recomputation")
     more = sum(masked.terms[name] - plain.terms[name] for name in names)
     assert more == pytest.approx(attention)
@@ -107,8 +136,8 @@ def test_days_and_cost() -> None:
 
 def test_efficiency_replaces_the_accelerators() -> None:
     job, layout = llama(), Layout(dp_shard=8)
-    half = step_time(job, layout, H100, efficiency=H100.efficiency / 2)
-    assert half.terms["forward"] == pytest.approx(2 * step_time(job, layout, H100).terms["forward"])
+    half = step_time(job, layout, NO_MEMORY, efficiency=H100.efficiency / 2)
+    assert half.terms["forward"] == pytest.approx(2 * step_time(job, layout, NO_MEMORY).terms["forward"])
 
 
 def test_gathering_weights_hides_behind_compute_but_for_the_first() -> None:

@@ -38,7 +38,7 @@ def proportional(full: int, least: int = 1, unit: int = 1) -> Throughput:
 
 
 def planned(job: Job, full: Hosts) -> Throughput:
-    """As the planner would lay ``job`` out again on no more hosts than those of ``full``; speeds by ``planner.cost``.
+    """As the planner would lay ``job`` out again on no more hosts than those of ``full``, with its estimates.
 
     Raises NoLayout if ``full`` has none.
     """

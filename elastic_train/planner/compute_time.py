@@ -1,0 +1,158 @@
+"""How long a micro-batch computes on one rank: a roofline, kernel by kernel.
+
+A kernel takes as long as its operations at the speed of its units, or as its bytes at the speed of memory, whichever is
+more (Williams et al., 2009, "Roofline: an insightful visual performance model"). So products of few tokens wait for
+their weights; what is no product waits for memory anyway (arXiv:2007.00072, section 4, counts it for transformers).
+And a block takes no less than the processor takes to launch its kernels.
+
+Attention is causal in torch's flash kernel. A mask rules that kernel out: with ``context=gather``, whose ranks have
+queries from the middle of the sequence, and where documents are separated. Then another one computes at
+``masked_attention`` of the efficiency, and skips nothing that the mask hides but keys after the last query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from elastic_train.config.job import Job
+from elastic_train.config.layout import Layout
+from elastic_train.config.model import ModelConfig
+from elastic_train.planner.hardware import Accelerator
+
+FLOAT32 = 4
+"""Bytes of a number of the loss."""
+_NORMS_AND_SUMS = 10
+"""Numbers of the hidden size moved in a block: two norms read and write, two sums read two and write one."""
+_GATE = {True: 3, False: 5}
+"""Numbers of the inner size moved by ``silu(gate) * up``, if compiled and if not (``silu`` and the product)."""
+_ROTATION = {True: 2, False: 8}
+"""Numbers moved for each of q and k: compiled; else two products, two halves put together, and a sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTimes:
+    """Seconds of one micro-batch on one rank: of one block, and of the head with the loss.
+
+    ``again``: what recomputation adds to a block's backward pass.
+    """
+
+    forward: float
+    backward: float
+    again: float
+    head_forward: float
+    head_backward: float
+
+
+def pass_times(job: Job, layout: Layout, accelerator: Accelerator, efficiency: float) -> PassTimes:
+    """Of ``job`` in ``layout``; of equal questions but for other axes and options the answer is remembered.
+
+    Raises ValueError for a precision that the accelerator does not compute in.
+    """
+    data, training = job.data, job.training
+    cut = _Cut(
+        data.sequence_length,
+        training.micro_batch,
+        layout.tp,
+        layout.cp,
+        job.parallel.context == "gather" and layout.cp > 1,
+        data.separates_documents,
+        training.compile,
+    )
+    return _pass_times(job.model, cut, training.precision, training.recompute, accelerator, efficiency)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What a rank has of a micro-batch, and how."""
+
+    sequence: int
+    batch: int
+    tp: int
+    cp: int
+    gathers: bool
+    documents: bool
+    compiled: bool
+
+    @property
+    def tokens(self) -> float:
+        """Of the group of tensor ranks, each of which multiplies all of them."""
+        return self.batch * self.sequence / self.cp
+
+    @property
+    def pairs(self) -> float:
+        """Of queries and keys whose scores are computed, for each head of each tensor rank.
+
+        ``gather``: two chunks of c queries see (r + 1) c and (2 cp - r) c keys, whatever the rank r.
+        """
+        if self.gathers:
+            return self.batch * (2 * self.cp + 1) * (self.sequence / (2 * self.cp)) ** 2
+        seen = self.sequence if self.documents else (self.sequence + 1) / 2
+        return self.batch * self.sequence * seen / self.cp
+
+
+@lru_cache(maxsize=1 << 14)
+def _pass_times(
+    model: ModelConfig, cut: _Cut, precision: str, recompute: str, accelerator: Accelerator, efficiency: float
+) -> PassTimes:
+    number = 4 if precision == "fp32" else 2
+    plain = accelerator.peak("bf16" if precision == "fp8" else precision) * efficiency
+    fast = accelerator.peak(precision) * efficiency * (accelerator.fp8_share if precision == "fp8" else 1.0)
+    bandwidth = accelerator.memory_bytes_per_second * accelerator.transfer_efficiency
+
+    def product(inputs: float, outputs: float, speed: float) -> float:
+        moved = number * (cut.tokens * (inputs + outputs) + inputs * outputs)
+        return max(2 * cut.tokens * inputs * outputs / speed, moved / bandwidth)
+
+    products = [product(*sizes, fast) for sizes in _products(model, cut.tp)]
+    attention, scores = _attention(model, cut, number, plain, bandwidth, accelerator.masked_attention)
+    rest = number * _moved(model, cut) / bandwidth
+    forward = sum(products) + attention + rest
+    again = {
+        "none": 0.0,
+        "selective": attention,
+        "full": forward - products[-1],  # torch stops before the last product: nothing needs what it makes
+    }[recompute]
+    vocabulary = model.vocab_size / cut.tp
+    head = product(model.hidden_size, vocabulary, plain)
+    head += cut.tokens * vocabulary * (number + 2 * FLOAT32) / bandwidth
+    least = accelerator.launch_seconds
+    return PassTimes(
+        max(forward, least), max(2 * forward + scores, least), max(again, least) if again else 0.0, head, 2 * head
+    )
+
+
+def _products(model: ModelConfig, tp: int) -> Iterator[tuple[float, float]]:
+    """Inputs and outputs of the projections of a block on a tensor rank; the last one is the block's last product."""
+    hidden, inner = model.hidden_size, model.intermediate_size / tp
+    queries = model.num_attention_heads * model.head_size / tp
+    keys = model.num_key_value_heads * model.head_size / tp
+    yield hidden, queries
+    yield hidden, keys
+    yield hidden, keys
+    yield queries, hidden
+    yield hidden, inner
+    yield hidden, inner
+    yield inner, hidden
+
+
+def _attention(
+    model: ModelConfig, cut: _Cut, number: int, speed: float, bandwidth: float, masked: float
+) -> tuple[float, float]:
+    """Seconds forwards, and of the scores that the kernel's backward pass makes anew (one product of two)."""
+    queries = model.num_attention_heads * model.head_size / cut.tp
+    keys = model.num_key_value_heads * model.head_size / cut.tp
+    speed *= masked if cut.gathers or cut.documents else 1.0
+    computed = 4 * queries * cut.pairs / speed
+    seen = cut.batch * cut.sequence if cut.gathers else cut.tokens
+    moved = number * 2 * (cut.tokens * queries + seen * keys)
+    return max(computed, moved / bandwidth), computed / 2
+
+
+def _moved(model: ModelConfig, cut: _Cut) -> float:
+    """Numbers that a block reads and writes outside its products, forwards; norms and sums have the tokens cut."""
+    queries = (model.num_attention_heads + model.num_key_value_heads) * model.head_size / cut.tp
+    each = _NORMS_AND_SUMS * model.hidden_size / cut.tp
+    each += _ROTATION[cut.compiled] * queries + _GATE[cut.compiled] * model.intermediate_size / cut.tp
+    return cut.tokens * each
