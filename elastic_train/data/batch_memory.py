@@ -22,6 +22,8 @@ MEMORY_BYTES = 64 * 2**20
 """Half a window of the order's inner level, whose samples come from 256 places: batches of 2^18 tokens of 2 bytes."""
 THREADS = 4
 """Batches that are read ahead at a time: each waits for storage most of its time."""
+IDLE_SECONDS = 1.0
+"""How long a thread waits for more to read before it ends."""
 
 
 @dataclass(slots=True)
@@ -43,8 +45,8 @@ class BatchMemory:
     """About ``limit`` bytes of batches, of any number of data sets. Safe to use from threads.
 
     What was asked to be read ahead is pinned: it stays until it was used as often as it was asked for. Of the others
-    the least recently used go first, but never the newest. When the pinned ones fill the room, no more is read ahead
-    until some were used: whoever asks has to use it, or to say that he will not.
+    the least recently used go first, but never the last one. When the pinned ones fill the room, no more is read
+    ahead until some were used: whoever asks has to use it, or to say that he will not.
 
     What is read ahead changes nothing that is ever saved: an error of the background is forgotten, and told by
     whoever needs the batch and finds that it still cannot be read.
@@ -59,8 +61,9 @@ class BatchMemory:
         """bytes of the largest batch so far; how many are being read in the background"""
         self._wanted: deque[_Place] = deque()
         self._lock = threading.Lock()
-        self._can_read = threading.Condition(self._lock)
-        self._threads: list[threading.Thread] = []
+        self._more = threading.Condition(self._lock)
+        self._idle = 0
+        """threads that wait for more"""
 
     def get(self, load: Load, key: Key) -> Batch:
         """The batch that ``load`` reads, now if it is not there. Raises as ``load``."""
@@ -70,6 +73,7 @@ class BatchMemory:
             self._entries.move_to_end(place)
             if entry.uses:
                 self._use(entry)
+                self._start()
             if entry.batch is not None:
                 return entry.batch
         return self._read_once(place)
@@ -77,7 +81,6 @@ class BatchMemory:
     def prefetch(self, load: Load, keys: Iterable[Key]) -> None:
         """Have the batches read in the background that are not there; each will be used once more."""
         with self._lock:
-            before = len(self._wanted)
             for key in keys:
                 entry = self._entry((load, key))
                 entry.uses += 1
@@ -86,13 +89,7 @@ class BatchMemory:
                 elif entry.done is None:
                     entry.done = threading.Event()
                     self._wanted.append((load, key))
-            more = len(self._wanted) - before
-            if more:
-                self._can_read.notify(more)
-        if more and not self._threads:
-            self._threads = [threading.Thread(target=self._read_ahead, daemon=True) for _ in range(THREADS)]
-            for thread in self._threads:
-                thread.start()
+            self._start()
 
     def forget(self, load: Load, keys: Iterable[Key]) -> None:
         """Each of what was asked for ahead will be used once less."""
@@ -104,6 +101,7 @@ class BatchMemory:
                 if not entry.uses and not entry.begun:
                     entry.done = None
                 self._drop((load, key), entry)
+            self._start()
 
     def _entry(self, place: _Place) -> _Entry:
         entry = self._entries.get(place)
@@ -147,16 +145,16 @@ class BatchMemory:
         if entry.uses:
             self._pin(entry)
         if self._bytes > self._limit:
-            self._make_room(entry)
+            self._make_room()
 
-    def _make_room(self, newest: _Entry) -> None:
-        for place, entry in [*self._entries.items()]:
-            if entry.batch is not None and not entry.pinned and entry is not newest:
-                entry.batch = None
-                self._bytes -= entry.nbytes
-                self._drop(place, entry)
-                if self._bytes <= self._limit:
-                    return
+    def _make_room(self) -> None:
+        loose = [each for each in self._entries.items() if each[1].batch is not None and not each[1].pinned]
+        for place, entry in loose[:-1]:
+            entry.batch = None
+            self._bytes -= entry.nbytes
+            self._drop(place, entry)
+            if self._bytes <= self._limit:
+                return
 
     def _drop(self, place: _Place, entry: _Entry) -> None:
         """What is not there, and nobody wants."""
@@ -173,27 +171,41 @@ class BatchMemory:
         if entry.pinned and not entry.uses:
             entry.pinned = False
             self._pinned_bytes -= entry.nbytes
-            if self._wanted:
-                self._can_read.notify()
 
-    def _read_ahead(self) -> None:
-        while True:
-            with self._can_read:
-                self._can_read.wait_for(self._has_room)
-                place = self._wanted.popleft()
-                entry = self._entries.get(place)
-                if entry is None or entry.done is None or entry.begun:
-                    continue  # somebody has read it, or is about to
+    def _start(self) -> None:
+        """Threads for what is wanted."""
+        if self._idle:
+            self._more.notify(len(self._wanted))
+        while len(self._wanted) > self._idle and self._being_read + self._idle < THREADS and (begun := self._next()):
+            threading.Thread(target=self._read_ahead, args=begun, daemon=True).start()
+
+    def _next(self) -> tuple[_Place, _Entry] | None:
+        """What is to be read in the background now, if there is room for it."""
+        while self._wanted and self._has_room():
+            place = self._wanted.popleft()
+            entry = self._entries.get(place)
+            if entry is not None and entry.done is not None and not entry.begun:  # else another one reads it
                 entry.begun = True
                 self._being_read += 1
+                return place, entry
+        return None
+
+    def _read_ahead(self, place: _Place, entry: _Entry) -> None:
+        """A thread, which ends when there is nothing to read: none keeps a memory that is not used any more."""
+        begun: tuple[_Place, _Entry] | None = (place, entry)
+        while begun:
             with contextlib.suppress(Exception):
-                self._read(place, entry)
-            with self._can_read:
+                self._read(*begun)
+            with self._more:
                 self._being_read -= 1
-                self._can_read.notify()
+                begun = self._next()
+                if begun is None:
+                    self._idle += 1
+                    self._more.wait(IDLE_SECONDS)
+                    self._idle -= 1
+                    begun = self._next()
 
     def _has_room(self) -> bool:
-        """For the next wanted one. Always for one: the others wait until it is used, or who needs them reads them."""
+        """Always for one: the others wait until it is used, or who needs them reads them."""
         coming = (self._being_read + 1) * self._largest
-        room = self._pinned_bytes + coming <= self._limit or not (self._pinned_bytes or self._being_read)
-        return room and len(self._wanted) > 0
+        return self._pinned_bytes + coming <= self._limit or not (self._pinned_bytes or self._being_read)

@@ -72,7 +72,9 @@ class StepBatches:
     def load(self, step: int, slots: range) -> list[Slot]:
         """The micro-batches of neighbouring slots of a step; labels are the next tokens."""
         if not 0 <= slots.start <= slots.stop <= self.slots:
-            raise ValueError(f"slots {slots.start} to {slots.stop - 1} are not all of the {self.slots} slots of a step")
+            raise ValueError(f"{slots} is outside the {self.slots} slots of a step")
+        if not slots:
+            return []
         ids, size = self._read_ahead(step, slots), self.micro_batch
         input_ids, labels, documents = self._dataset.samples(ids)
         rows = [slice(first, first + size) for first in range(0, len(ids), size)]
@@ -88,17 +90,18 @@ class StepBatches:
 
     def _read_ahead(self, step: int, slots: range) -> list[int]:
         """The ids of some slots of a step. Those of the next steps are noted, and read ahead."""
-        ids = self._ahead.pop(step, None) if slots == self._ahead_slots else None
-        last = min(step + self._prefetch_steps, self._steps)
+        if not self._prefetch_steps:
+            return self._ids_of(step, slots)
+        last = max(min(step + self._prefetch_steps, self._steps), step)
         for other in [*self._ahead]:
-            if slots != self._ahead_slots or not step < other <= last:
+            if slots != self._ahead_slots or not step <= other <= last:
                 self._dataset.forget(self._ahead.pop(other))
         self._ahead_slots = slots
-        for following in range(step + 1, last + 1):
+        for following in range(step, last + 1):  # the step itself, if it was not foreseen: its batches side by side
             if following not in self._ahead:
                 self._ahead[following] = self._ids_of(following, slots)
                 self._dataset.prefetch(self._ahead[following])
-        return self._ids_of(step, slots) if ids is None else ids
+        return self._ahead.pop(step)
 
     def _ids_of(self, step: int, slots: range) -> list[int]:
         return self._ids(step, range(slots.start * self.micro_batch, slots.stop * self.micro_batch))

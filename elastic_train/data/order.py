@@ -76,21 +76,23 @@ class Permutation:
 def _added(values: Indices, more: Indices, modulus: np.uint64) -> Indices:
     """The sum of two below ``modulus``, modulo that: the lesser one, for unsigned numbers turn around below 0."""
     total = values + more
-    return np.minimum(total, total - modulus)
+    least: Indices = np.minimum(total, total - modulus)
+    return least
 
 
 def _taken(values: Indices, less: Indices, modulus: np.uint64) -> Indices:
     """As ``_added``, for the difference."""
     rest = values - less
-    return np.minimum(rest, rest + modulus)
+    least: Indices = np.minimum(rest, rest + modulus)
+    return least
 
 
 def _mix(key: np.uint64, values: Indices) -> Indices:
     """64 well-mixed bits of each (the finalizer of splitmix64)."""
     x = values + key
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
-    return x ^ (x >> 31)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 class SampleOrder:
@@ -126,7 +128,8 @@ class SampleOrder:
         shifted = positions + (positions >= short_end) * np.uint64(self._lacking)  # as if no chunk were short
         slots, places = np.divmod(shifted, CHUNK)
         chunks = permutation.images(np.arange(slots[0], slots[-1] + 1, dtype=np.uint64))
-        return chunks[slots - slots[0]] * CHUNK + places
+        samples: Indices = chunks[slots - slots[0]] * np.uint64(CHUNK) + places
+        return samples
 
     def _make_outer(self, epoch: int) -> tuple[Permutation, int]:
         """The permutation of the chunks, and the position behind the short one, which shifts all that follow it."""
