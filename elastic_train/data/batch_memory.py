@@ -174,7 +174,7 @@ class BatchMemory:
 
     def _start(self) -> None:
         """Threads for what is wanted."""
-        if self._idle:
+        if self._wanted and self._idle:
             self._more.notify(len(self._wanted))
         while len(self._wanted) > self._idle and self._being_read + self._idle < THREADS and (begun := self._next()):
             threading.Thread(target=self._read_ahead, args=begun, daemon=True).start()
