@@ -73,7 +73,8 @@ class BatchMemory:
             self._entries.move_to_end(place)
             if entry.uses:
                 self._use(entry)
-                self._start()
+                if self._wanted:
+                    self._start()
             if entry.batch is not None:
                 return entry.batch
         return self._read_once(place)

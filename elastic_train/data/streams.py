@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -78,13 +79,16 @@ def decompressed(store: Store, file: InputFile) -> Iterator[bytes]:
         raise DataError(f"{file.uri} is damaged, or no {file.compression}: {error}") from None
 
 
-def _decompressing(store: Store, file: InputFile) -> pa.NativeFile | gzip.GzipFile:
+@contextmanager
+def _decompressing(store: Store, file: InputFile) -> Iterator[pa.NativeFile | gzip.GzipFile]:
     """With gzip of the standard library: as all tools, and unlike pyarrow, it takes zero bytes behind the end."""
     if file.compression != "gzip":
-        return pa.CompressedInputStream(open_file(store, file.path), file.compression)
+        yield pa.CompressedInputStream(open_file(store, file.path), file.compression)
+        return
     local = store.local_path(file.path)
     raw = StoredFile(store, file.path) if local is None else local.open("rb", buffering=0)
-    return gzip.GzipFile(fileobj=io.BufferedReader(raw, GZIP_BLOCK), mode="rb")
+    with io.BufferedReader(raw, GZIP_BLOCK) as packed, gzip.GzipFile(fileobj=packed, mode="rb") as stream:
+        yield stream
 
 
 def ranged(store: Store, path: str, size: int, begin: int, end: int) -> Iterator[bytes]:
