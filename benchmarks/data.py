@@ -63,8 +63,7 @@ def epoch(dataset: TokenDataset, batch: int, depth: int) -> None:
     training = TrainingConfig(steps=steps, global_batch=batch)
     batches = StepBatches(dataset, SampleOrder(len(dataset), 1), training, depth)
     for step in range(1, steps + 1):
-        for slot in range(batches.slots):
-            batches.slot(step, slot)
+        batches.load(step, range(batches.slots))
 
 
 def rate(folder: Path) -> Figures:

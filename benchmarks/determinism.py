@@ -27,7 +27,7 @@ import torch.distributed as dist
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import load_job
-from elastic_train.data.samples import Slot, padding, stack
+from elastic_train.data.samples import Slot, padding
 from elastic_train.parallel.exact import ExactGradients, FixedPointSum
 from elastic_train.training import engine as engine_module
 from elastic_train.training.engine import Engine
@@ -61,13 +61,16 @@ class RandomTokens:
         self._shape = job.training.micro_batch, job.data.sequence_length
         self._vocabulary = job.model.vocab_size
 
+    def load(self, step: int, slots: range) -> list[Slot]:
+        return [self.slot(step, index) for index in slots]
+
     def slot(self, step: int, index: int) -> Slot:
         rows, length = self._shape
         tokens = np.random.default_rng((step, index)).integers(0, self._vocabulary, (rows, length + 1))
         return Slot(tokens[:, :-1], tokens[:, 1:], np.zeros(self._shape, np.int64))
 
     def padding(self) -> Slot:
-        return stack([padding(self._shape[1])] * self._shape[0])
+        return padding(*self._shape)
 
 
 class Stopwatch:

@@ -33,7 +33,7 @@ from benchmarks.forked import Prepare, Work, measure
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import load_job, parse_job
-from elastic_train.data.samples import Slot, padding, stack
+from elastic_train.data.samples import Slot, padding
 from elastic_train.planner.calibration import FEWEST, WARM_UP, calibrate
 from elastic_train.planner.hardware import Accelerator, accelerator
 from elastic_train.planner.search import Candidate, rank_layouts
@@ -84,12 +84,15 @@ class RandomTokens:
         self._size, self._tokens = job.training.micro_batch, job.data.sequence_length
         self._vocabulary = job.model.vocab_size
 
+    def load(self, step: int, slots: range) -> list[Slot]:
+        return [self.slot(step, index) for index in slots]
+
     def slot(self, step: int, index: int) -> Slot:
         tokens = np.random.default_rng((step, index)).integers(0, self._vocabulary, (self._size, self._tokens + 1))
         return Slot(tokens[:, :-1], tokens[:, 1:], np.zeros((self._size, self._tokens), np.int64))
 
     def padding(self) -> Slot:
-        return stack([padding(self._tokens)] * self._size)
+        return padding(self._size, self._tokens)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.batches import slots_of
-from elastic_train.data.samples import Slot, padding, stack
+from elastic_train.data.samples import Slot, padding
 from elastic_train.model.transformer import Transformer
 from elastic_train.training.engine import Engine
 
@@ -55,12 +55,15 @@ class RandomTokens:
     def __init__(self, size: int) -> None:
         self._size = size
 
+    def load(self, step: int, slots: range) -> list[Slot]:
+        return [self.slot(step, index) for index in slots]
+
     def slot(self, step: int, index: int) -> Slot:
         tokens = np.random.default_rng((step, index)).integers(0, MODEL["vocab_size"], (self._size, TOKENS + 1))
         return Slot(tokens[:, :-1], tokens[:, 1:], np.zeros((self._size, TOKENS), np.int64))
 
     def padding(self) -> Slot:
-        return stack([padding(TOKENS)] * self._size)
+        return padding(self._size, TOKENS)
 
 
 def job_of(parallel: dict[str, Any], training: dict[str, Any]) -> Job:

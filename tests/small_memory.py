@@ -36,6 +36,11 @@ def grow(folder: Path, nbytes: float) -> None:
     _run("mount", "-o", f"remount,size={int(nbytes)}", str(folder))
 
 
+def make_read_only(folder: Path) -> None:
+    """Nothing can be written to the file system at ``folder`` any more."""
+    _run("mount", "-o", "remount,ro", str(folder))
+
+
 def pool_of(job: Job, node: str, run_id: str = "run0") -> Path:
     """The folder of a node's snapshots."""
     return Pool(job.snapshot.directory, machine_wide(job), run_id, node).path

@@ -1,4 +1,4 @@
-"""Large numbers on the command line: ``70e9``, ``70B``, ``1.4T``."""
+"""Numbers on the command line: ``70e9``, ``70B``, ``1.4T``; and of things: ``1 shard``, ``2 shards``."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def parse_count(option: str, text: str) -> float:
     if not 0 < value < math.inf:
         raise UserError(f"{option} {text}: must be a number above 0, such as 70e9, 70B or 1.4T")
     return value
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """``1 shard``, ``2,000 shards``; ``several``: where that is not an s more."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"

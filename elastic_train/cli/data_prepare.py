@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from elastic_train.cli.counts import counted
 from elastic_train.cli.guard import UserError
 from elastic_train.cli.options import Endpoint
 from elastic_train.cli.progress import phase_reporter, progress_bar
@@ -188,7 +189,7 @@ def describe(manifest: Any) -> None:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(manifest.left_out_counts.items()))
     left_out = f" ({manifest.left_out_documents:,} left out{': ' if kinds else ''}{kinds})"
     typer.echo(f"documents:  {manifest.documents:,}" + (left_out if manifest.left_out_documents else ""))
-    typer.echo(f"tokens:     {manifest.tokens:,} ({manifest.dtype}) in {len(manifest.shards)} shards")
+    typer.echo(f"tokens:     {manifest.tokens:,} ({manifest.dtype}) in {counted(len(manifest.shards), 'shard')}")
     typer.echo(f"vocabulary: {manifest.tokenizer.vocab_size:,}")
     if manifest.labelled:
         typer.echo("labels:     only the assistant's tokens count in the loss")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from elastic_train.cli.counts import counted
 from elastic_train.cli.data_prepare import describe, storage_of
 from elastic_train.cli.guard import FAILED, UserError
 from elastic_train.cli.options import Endpoint
@@ -50,8 +51,8 @@ def inspect(
         return
     for shard in manifest.shards:
         typer.echo(
-            f"shard:      {shard.path}  {shard.tokens:,} tokens  {shard.documents:,} documents  {shard.bytes:,} bytes  "
-            f"{len(shard.batches)} batches"
+            f"shard:      {shard.path}  {counted(shard.tokens, 'token')}  {counted(shard.documents, 'document')}  "
+            f"{shard.bytes:,} bytes  {counted(len(shard.batches), 'batch', 'batches')}"
         )
 
 
@@ -76,7 +77,7 @@ def verify(uri: DataUri, endpoint_url: Endpoint = None) -> None:
             typer.echo(f"damaged: {sentence}", err=True)
     if found:
         raise typer.Exit(FAILED)
-    typer.echo(f"{uri}: {len(manifest.shards)} shards, {total:,} bytes are what manifest {digest[:16]} says")
+    typer.echo(f"{uri}: {counted(len(manifest.shards), 'shard')}, {total:,} bytes are what manifest {digest[:16]} says")
 
 
 def show(
@@ -90,7 +91,9 @@ def show(
     """Print the text of a sample, document by document. What is only read, and not to be predicted, is in ⟦ ⟧."""
     dataset = _open(uri, sequence_length, packing, tails, endpoint_url)
     if sample >= len(dataset):
-        raise UserError(f"--sample {sample}: the data set has {len(dataset)} samples of {sequence_length} tokens")
+        raise UserError(
+            f"--sample {sample}: the data set has {counted(len(dataset), 'sample')} of {sequence_length} tokens"
+        )
     for line in _shown(dataset, _tokenizer(uri, dataset, endpoint_url), sample):
         typer.echo(line)
 

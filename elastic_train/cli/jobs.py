@@ -61,7 +61,14 @@ def admit(words: list[str] | None, config: str | None) -> Job:
     """The job of a file and its overrides, checked as far as that goes without data. Raises ConfigError."""
     from elastic_train.planner.admission import admit_job
 
-    return admit_job(*split_words(words, config))
+    job = admit_job(*split_words(words, config))
+    for phase in job.data.phases:
+        if phase.from_step > job.training.steps:
+            reason = f"it begins after the last step, training.steps={job.training.steps}"
+            typer.echo(
+                f"warning: the phase of data.phases from step {phase.from_step} has no effect: {reason}", err=True
+            )
+    return job
 
 
 def validate(words: Words = None, config: Config = None) -> None:

@@ -179,7 +179,7 @@ def _audit_step(audit: Audit, line: StepLine, batches: StepBatches, *, compare_b
     if compare_bytes:
         audit.steps_compared += 1
         numbers = range(batches.slots)
-        expected = batch_digest(numbers, [batches.slot(step, slot) for slot in numbers])
+        expected = batch_digest(numbers, batches.load(step, numbers))
         if line.batch != expected:
             detail = f"batch {line.batch}; the data sets give {expected}"
             audit.problems.append(Problem("differs", f"step {step}: trained on other bytes: {detail}"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from elastic_train.data.record_batches import Batch
 
@@ -22,18 +22,23 @@ MEMORY_BYTES = 64 * 2**20
 """Half a window of the order's inner level, whose samples come from 256 places: batches of 2^18 tokens of 2 bytes."""
 THREADS = 4
 """Batches that are read ahead at a time: each waits for storage most of its time."""
+IDLE_SECONDS = 1.0
+"""How long a thread waits for more to read before it ends."""
 
 
-class _Coming:
-    """A batch that is to be read, by whoever claims it first: a thread, or the one who needs it before."""
+@dataclass(slots=True)
+class _Entry:
+    """A batch that is there, or is to be read by whoever begins first: a thread, or the one who needs it before.
 
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self._unclaimed = threading.Lock()
+    ``uses``: how often it will still be used, of those who asked for it ahead. ``done``: set when it was read.
+    """
 
-    def claim(self) -> bool:
-        """Whether it is the caller's to read."""
-        return self._unclaimed.acquire(blocking=False)
+    batch: Batch | None = None
+    nbytes: int = 0
+    uses: int = 0
+    pinned: bool = False
+    begun: bool = False
+    done: threading.Event | None = None
 
 
 class BatchMemory:
@@ -41,7 +46,7 @@ class BatchMemory:
 
     What was asked to be read ahead is pinned: it stays until it was used as often as it was asked for. Of the others
     the least recently used go first, but never the last one. When the pinned ones fill the room, no more is read
-    ahead until some were used: whoever asks has to use it.
+    ahead until some were used: whoever asks has to use it, or to say that he will not.
 
     What is read ahead changes nothing that is ever saved: an error of the background is forgotten, and told by
     whoever needs the batch and finds that it still cannot be read.
@@ -49,112 +54,159 @@ class BatchMemory:
 
     def __init__(self, limit: int = MEMORY_BYTES) -> None:
         self._limit = limit
-        self._used: OrderedDict[_Place, Batch] = OrderedDict()
-        self._pinned: dict[_Place, Batch] = {}
-        self._uses: dict[_Place, int] = {}
-        """how often what was read ahead will still be used"""
-        self._used_bytes = self._pinned_bytes = 0
+        self._entries: OrderedDict[_Place, _Entry] = OrderedDict()
+        """the least recently used first"""
+        self._bytes = self._pinned_bytes = 0
         self._largest = self._being_read = 0
         """bytes of the largest batch so far; how many are being read in the background"""
-        self._coming: dict[_Place, _Coming] = {}
-        self._wanted: queue.SimpleQueue[tuple[_Place, _Coming]] = queue.SimpleQueue()
+        self._wanted: deque[_Place] = deque()
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
-        self._threads: list[threading.Thread] = []
+        self._more = threading.Condition(self._lock)
+        self._idle = 0
+        """threads that wait for more"""
 
     def get(self, load: Load, key: Key) -> Batch:
         """The batch that ``load`` reads, now if it is not there. Raises as ``load``."""
         place = (load, key)
         with self._lock:
-            batch, coming = self._take(place), self._coming.get(place)
-        if batch is None and coming is not None and not coming.claim():
-            coming.done.wait()
-            with self._lock:
-                batch = self._held(place)
-        if batch is None:
-            try:
-                batch = load(key)
-                self._hold(place, batch)
-            finally:
-                self._came(place, coming)
-        return batch
+            entry = self._entry(place)
+            self._entries.move_to_end(place)
+            if entry.uses:
+                self._use(entry)
+                if self._wanted:
+                    self._start()
+            if entry.batch is not None:
+                return entry.batch
+        return self._read_once(place)
 
-    def prefetch(self, load: Load, key: Key) -> None:
-        """Have the batch read in the background, unless it is there, or on its way; it will be used once more."""
-        place = (load, key)
+    def prefetch(self, load: Load, keys: Iterable[Key]) -> None:
+        """Have the batches read in the background that are not there; each will be used once more."""
         with self._lock:
-            self._uses[place] = self._uses.get(place, 0) + 1
-            if place in self._used:
-                batch = self._used.pop(place)
-                self._used_bytes -= batch.nbytes
-                self._put(place, batch)
-            if self._held(place) is not None or place in self._coming:
-                return
-            coming = self._coming[place] = _Coming()
-        self._wanted.put((place, coming))
-        if not self._threads:
-            self._threads = [threading.Thread(target=self._read_ahead, daemon=True) for _ in range(THREADS)]
-            for thread in self._threads:
-                thread.start()
+            for key in keys:
+                entry = self._entry((load, key))
+                entry.uses += 1
+                if entry.batch is not None:
+                    self._pin(entry)
+                elif entry.done is None:
+                    entry.done = threading.Event()
+                    self._wanted.append((load, key))
+            self._start()
 
-    def _held(self, place: _Place) -> Batch | None:
-        return self._pinned.get(place) or self._used.get(place)
-
-    def _take(self, place: _Place) -> Batch | None:
-        """The batch, if it is there, which is used once by that."""
-        batch = self._held(place)
-        uses = self._uses.get(place, 0)
-        if uses > 1:
-            self._uses[place] = uses - 1
-        elif uses:
-            del self._uses[place]
-            if place in self._pinned:
-                released = self._pinned.pop(place)
-                self._pinned_bytes -= released.nbytes
-                self._put(place, released)
-                self._room.notify_all()
-        if place in self._used:
-            self._used.move_to_end(place)
-        return batch
-
-    def _put(self, place: _Place, batch: Batch) -> None:
-        if place in self._uses and self._pinned_bytes + batch.nbytes <= self._limit:
-            self._pinned[place] = batch
-            self._pinned_bytes += batch.nbytes
-        else:
-            self._used[place] = batch
-            self._used_bytes += batch.nbytes
-
-    def _hold(self, place: _Place, batch: Batch) -> None:
+    def forget(self, load: Load, keys: Iterable[Key]) -> None:
+        """Each of what was asked for ahead will be used once less."""
         with self._lock:
-            self._largest = max(self._largest, batch.nbytes)
-            if self._held(place) is None:
-                self._put(place, batch)
-            while self._used_bytes + self._pinned_bytes > self._limit and len(self._used) > 1:
-                self._used_bytes -= self._used.popitem(last=False)[1].nbytes
+            for key in keys:
+                entry = self._entry((load, key))
+                if entry.uses:
+                    self._use(entry)
+                if not entry.uses and not entry.begun:
+                    entry.done = None
+                self._drop((load, key), entry)
+            self._start()
 
-    def _came(self, place: _Place, coming: _Coming | None) -> None:
-        if coming is not None:
-            with self._lock:
-                self._coming.pop(place, None)
-            coming.done.set()
+    def _entry(self, place: _Place) -> _Entry:
+        entry = self._entries.get(place)
+        if entry is None:
+            entry = self._entries[place] = _Entry()
+        return entry
 
-    def _read_ahead(self) -> None:
+    def _read_once(self, place: _Place) -> Batch:
+        """By whoever begins first; what another one could not read the next one tries again."""
         while True:
-            place, coming = self._wanted.get()
-            with self._room:
-                self._room.wait_for(self._has_room)
+            with self._lock:
+                entry = self._entry(place)
+                if entry.batch is not None:
+                    return entry.batch
+                other = entry.done if entry.begun else None
+                entry.begun, entry.done = True, entry.done or threading.Event()
+            if other is None:
+                return self._read(place, entry)
+            other.wait()
+
+    def _read(self, place: _Place, entry: _Entry) -> Batch:
+        """By the one who has begun. The entry is not dropped meanwhile."""
+        (load, key), batch = place, None
+        try:
+            batch = load(key)
+            return batch
+        finally:
+            with self._lock:
+                done, entry.done, entry.begun = entry.done, None, False
+                if batch is not None:
+                    self._hold(place, entry, batch)
+                self._drop(place, entry)
+            if done is not None:
+                done.set()
+
+    def _hold(self, place: _Place, entry: _Entry, batch: Batch) -> None:
+        entry.batch, entry.nbytes = batch, batch.nbytes
+        self._entries.move_to_end(place)
+        self._bytes += entry.nbytes
+        self._largest = max(self._largest, entry.nbytes)
+        if entry.uses:
+            self._pin(entry)
+        if self._bytes > self._limit:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        loose = [each for each in self._entries.items() if each[1].batch is not None and not each[1].pinned]
+        for place, entry in loose[:-1]:
+            entry.batch = None
+            self._bytes -= entry.nbytes
+            self._drop(place, entry)
+            if self._bytes <= self._limit:
+                return
+
+    def _drop(self, place: _Place, entry: _Entry) -> None:
+        """What is not there, and nobody wants."""
+        if entry.batch is None and entry.done is None and not entry.uses:
+            self._entries.pop(place, None)
+
+    def _pin(self, entry: _Entry) -> None:
+        if not entry.pinned and self._pinned_bytes + entry.nbytes <= self._limit:
+            entry.pinned = True
+            self._pinned_bytes += entry.nbytes
+
+    def _use(self, entry: _Entry) -> None:
+        entry.uses -= 1
+        if entry.pinned and not entry.uses:
+            entry.pinned = False
+            self._pinned_bytes -= entry.nbytes
+
+    def _start(self) -> None:
+        """Threads for what is wanted."""
+        if self._wanted and self._idle:
+            self._more.notify(len(self._wanted))
+        while len(self._wanted) > self._idle and self._being_read + self._idle < THREADS and (begun := self._next()):
+            threading.Thread(target=self._read_ahead, args=begun, daemon=True).start()
+
+    def _next(self) -> tuple[_Place, _Entry] | None:
+        """What is to be read in the background now, if there is room for it."""
+        while self._wanted and self._has_room():
+            place = self._wanted.popleft()
+            entry = self._entries.get(place)
+            if entry is not None and entry.done is not None and not entry.begun:  # else another one reads it
+                entry.begun = True
                 self._being_read += 1
-            if coming.claim():
-                with contextlib.suppress(Exception):
-                    load, key = place
-                    self._hold(place, load(key))
-                self._came(place, coming)
-            with self._room:
+                return place, entry
+        return None
+
+    def _read_ahead(self, place: _Place, entry: _Entry) -> None:
+        """A thread, which ends when there is nothing to read: none keeps a memory that is not used any more."""
+        begun: tuple[_Place, _Entry] | None = (place, entry)
+        while begun:
+            with contextlib.suppress(Exception):
+                self._read(*begun)
+            with self._more:
                 self._being_read -= 1
-                self._room.notify_all()
+                begun = self._next()
+                if begun is None:
+                    self._idle += 1
+                    self._more.wait(IDLE_SECONDS)
+                    self._idle -= 1
+                    begun = self._next()
 
     def _has_room(self) -> bool:
-        """Always for one: the others wait until it is used, or read what they need themselves."""
+        """Always for one: the others wait until it is used, or who needs them reads them."""
         coming = (self._being_read + 1) * self._largest
-        return self._pinned_bytes + coming <= self._limit or not (self._pinned or self._being_read)
+        return self._pinned_bytes + coming <= self._limit or not (self._pinned_bytes or self._being_read)

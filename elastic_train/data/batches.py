@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from elastic_train.data.errors import DataError
-from elastic_train.data.samples import padding, stack
+from elastic_train.data.samples import Slot, padding
 
 if TYPE_CHECKING:
     from elastic_train.config.training import TrainingConfig
-    from elastic_train.data.samples import Samples, Slot
+    from elastic_train.data.samples import Samples
 
 
 class Order(Protocol):
@@ -46,7 +45,7 @@ class StepBatches:
     """
 
     def __init__(self, dataset: Samples, order: Order, training: TrainingConfig, prefetch_steps: int = 0) -> None:
-        """Whoever asks for a slot of a step has the same slot of the next ``prefetch_steps`` steps read ahead.
+        """Whoever loads slots of a step has the same slots of the next ``prefetch_steps`` steps read ahead.
 
         Raises :class:`DataError` when the data set has fewer sequences than one global batch.
         """
@@ -59,36 +58,53 @@ class StepBatches:
         self.micro_batch = training.micro_batch
         self.slots = training.slots
         self._steps, self._prefetch_steps = training.steps, prefetch_steps
-        self._planned: dict[int, int] = {}
-        """by slot: the last step of which it is read ahead"""
         self._dataset = dataset
         self._order = order
-        self._ids_of = lru_cache(2 * self.slots * (prefetch_steps + 1))(self._ids_in)  # ahead, and when used
+        self._ahead: dict[int, list[int]] = {}
+        """by step: the ids that are read ahead"""
+        self._ahead_slots = range(0)
+        """whose they are"""
 
     def sample_ids(self, step: int) -> list[int]:
         """The step's sample ids in slot order: slot ``j`` is ``[j * micro_batch, (j + 1) * micro_batch)``."""
         return self._ids(step, range(self.global_batch))
 
+    def load(self, step: int, slots: range) -> list[Slot]:
+        """The micro-batches of neighbouring slots of a step; labels are the next tokens."""
+        if not 0 <= slots.start <= slots.stop <= self.slots:
+            raise ValueError(f"{slots} is outside the {self.slots} slots of a step")
+        if not slots:
+            return []
+        ids, size = self._read_ahead(step, slots), self.micro_batch
+        input_ids, labels, documents = self._dataset.samples(ids)
+        rows = [slice(first, first + size) for first in range(0, len(ids), size)]
+        return [Slot(input_ids[each], labels[each], documents[each]) for each in rows]
+
     def slot(self, step: int, slot: int) -> Slot:
-        """The micro-batch of a slot; labels are the next tokens."""
-        if not 0 <= slot < self.slots:
-            raise ValueError(f"slot {slot} is outside the {self.slots} slots of a step")
-        self._read_ahead(step, slot)
-        return stack([self._dataset.sample(index) for index in self._ids_of(step, slot)])
+        """The micro-batch of a slot, by itself: as ``load``."""
+        return self.load(step, range(slot, slot + 1))[0]
 
     def padding(self) -> Slot:
         """A micro-batch that counts in no loss, shaped like a slot."""
-        return stack([padding(self.sequence_length)] * self.micro_batch)
+        return padding(self.micro_batch, self.sequence_length)
 
-    def _read_ahead(self, step: int, slot: int) -> None:
-        last, planned = min(step + self._prefetch_steps, self._steps), self._planned.get(slot, 0)
-        for following in range(max(step, planned if planned <= last else 0) + 1, last + 1):
-            for index in self._ids_of(following, slot):
-                self._dataset.prefetch(index)
-        self._planned[slot] = last
+    def _read_ahead(self, step: int, slots: range) -> list[int]:
+        """The ids of some slots of a step. Those of the next steps are noted, and read ahead."""
+        if not self._prefetch_steps:
+            return self._ids_of(step, slots)
+        last = max(min(step + self._prefetch_steps, self._steps), step)
+        for other in [*self._ahead]:
+            if slots != self._ahead_slots or not step <= other <= last:
+                self._dataset.forget(self._ahead.pop(other))
+        self._ahead_slots = slots
+        for following in range(step, last + 1):  # the step itself, if it was not foreseen: its batches side by side
+            if following not in self._ahead:
+                self._ahead[following] = self._ids_of(following, slots)
+                self._dataset.prefetch(self._ahead[following])
+        return self._ahead.pop(step)
 
-    def _ids_in(self, step: int, slot: int) -> list[int]:
-        return self._ids(step, range(slot * self.micro_batch, (slot + 1) * self.micro_batch))
+    def _ids_of(self, step: int, slots: range) -> list[int]:
+        return self._ids(step, range(slots.start * self.micro_batch, slots.stop * self.micro_batch))
 
     def _ids(self, step: int, places: range) -> list[int]:
         if step < 1:

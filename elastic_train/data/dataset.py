@@ -15,11 +15,11 @@ from elastic_train.data.manifest import read_manifest
 from elastic_train.data.pack_index import samples_of
 from elastic_train.data.packing import Cutting
 from elastic_train.data.reader import TokenReader
-from elastic_train.data.samples import PADDING_LABEL, Sample, padding
+from elastic_train.data.samples import PADDING_LABEL, Sample, Slot, padding
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from elastic_train.config.data import DataConfig
     from elastic_train.config.operation import StorageConfig
@@ -49,6 +49,7 @@ class TokenDataset:
         self.digest = digest
         self.cutting = cutting
         self._samples = samples_of(store, manifest, digest, cutting, cache, on_progress)
+        self._count = len(self._samples)
         self._ends = DocumentEnds(store, manifest, cache) if cutting.packing == "stream" and numbers_documents else None
         self._reader = TokenReader(store, manifest, cache, memory)
 
@@ -98,38 +99,43 @@ class TokenDataset:
         return self.manifest.tokenizer.eos_id
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return self._count
 
     def pieces(self, index: int) -> list[tuple[int, int]]:
         """(first input's place in the stream, number of inputs) of each run of a sample; what is left is padding."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} is outside the {len(self)} samples")
+        if not 0 <= index < self._count:
+            raise IndexError(f"sample {index} is outside the {self._count} samples")
         return self._samples.sample(index)
 
-    def sample(self, index: int) -> Sample:
-        """The sample; ``IndexError`` outside ``range(len(self))``. Inputs and labels may share memory.
+    def samples(self, indices: Sequence[int]) -> Slot:
+        """The samples as rows; ``IndexError`` outside ``range(len(self))``. Inputs and labels may share memory.
 
         Padding, and tokens that are not to be learned, have the label :data:`PADDING_LABEL`.
         Raises :class:`DataError` for what is damaged, StorageError where the store does not answer.
         """
-        pieces = self.pieces(index)
-        if pieces[0][1] == self.sequence_length:
-            inputs, labels = self._inputs_and_labels(*pieces[0])
-            return Sample(inputs, labels, self._numbered(pieces[0][0], inputs))
-        sample = padding(self.sequence_length)
-        place = number = 0
-        for start, length in pieces:
-            run = slice(place, place + length)
-            sample.input_ids[run], sample.labels[run] = self._inputs_and_labels(start, length)
-            sample.documents[run] = self._numbered(start, sample.input_ids[run]) + number
-            place, number = place + length, int(sample.documents[place + length - 1]) + 1
-        sample.documents[place:] = number
-        return sample
+        rows, length = [self.pieces(index) for index in indices], self.cutting.sequence_length
+        if all(pieces[0][1] == length for pieces in rows):
+            return self._read([pieces[0][0] for pieces in rows], length)
+        padded = padding(len(rows), length)
+        for row, pieces in enumerate(rows):
+            self._fill(Sample(*(array[row] for array in padded)), pieces)
+        return padded
 
-    def prefetch(self, index: int) -> None:
-        """Have what a sample needs read in the background: it will be asked for soon."""
-        for start, length in self.pieces(index):
-            self._reader.prefetch(start, length + 1)
+    def sample(self, index: int) -> Sample:
+        """As ``samples``, of one."""
+        return Sample(*(array[0] for array in self.samples([index])))
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Have what samples need read in the background: each of them will be asked for once, soon."""
+        self._reader.prefetch(self._tokens_of(indices))
+
+    def forget(self, indices: Sequence[int]) -> None:
+        """They will not be asked for, after all."""
+        self._reader.forget(self._tokens_of(indices))
+
+    def _tokens_of(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """(first, number) of the tokens that samples need."""
+        return [(start, length + 1) for index in indices for start, length in self.pieces(index)]
 
     def tokens(self, start: int, count: int) -> Tokens:
         """Tokens ``[start, start + count)`` of the stream, int64 [count]. Raises as :meth:`sample`."""
@@ -137,15 +143,33 @@ class TokenDataset:
         self._reader.read(start, tokens)
         return tokens
 
-    def _inputs_and_labels(self, start: int, length: int) -> tuple[Tokens, Tokens]:
-        tokens = np.empty(length + 1, np.int64)
-        counts = np.empty(length + 1, np.uint8) if self.manifest.labelled else None
-        self._reader.read(start, tokens, counts)
-        return tokens[:-1], tokens[1:] if counts is None else np.where(counts[1:] == 0, PADDING_LABEL, tokens[1:])
+    def _fill(self, sample: Sample, pieces: list[tuple[int, int]]) -> None:
+        """Puts pieces into a sample of padding, one behind the other."""
+        place = number = 0
+        for start, length in pieces:
+            run = slice(place, place + length)
+            piece = self._read([start], length)
+            sample.input_ids[run], sample.labels[run] = piece.input_ids[0], piece.labels[0]
+            sample.documents[run] = piece.documents[0] + number
+            place, number = place + length, int(sample.documents[place + length - 1]) + 1
+        sample.documents[place:] = number
 
-    def _numbered(self, start: int, inputs: Tokens) -> Tokens:
-        """Documents of a piece: of a stream those that end in it, where anybody wants to know."""
-        return np.zeros(len(inputs), np.int64) if self._ends is None else self._ends.numbers(start, inputs)
+    def _read(self, starts: list[int], length: int) -> Slot:
+        """``length`` inputs from each of ``starts`` on, as rows. Of a stream the documents are those that end in it,
+        where anybody wants to know.
+        """
+        tokens = np.empty((len(starts), length + 1), np.int64)
+        counts = np.empty(tokens.shape, np.uint8) if self.manifest.labelled else None
+        for row, start in enumerate(starts):
+            self._reader.read(start, tokens[row], None if counts is None else counts[row])
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        if counts is not None:
+            labels = np.where(counts[:, 1:] == 0, PADDING_LABEL, labels)
+        documents = np.zeros(inputs.shape, np.int64)
+        if self._ends is not None:
+            for row, start in enumerate(starts):
+                documents[row] = self._ends.numbers(start, inputs[row])
+        return Slot(inputs, labels, documents)
 
 
 def open_dataset(

@@ -63,13 +63,13 @@ def _file(store: Store, piece: Slice, max_characters: int | None) -> Found:
         limit, reason = 4 * max_characters, f"longer than {max_characters} characters"
     too_long = Found(0, None, reason, kind="too_long")
     if piece.file.compression is None:
-        return too_long if piece.file.size > limit else _decoded(0, _checked(store, piece))
+        return too_long if piece.file.size > limit else _decoded(0, _checked(store, piece), begins=True)
     data = bytearray()
     for block in decompressed(store, piece.file):
         data += block
         if len(data) > limit:
             return too_long
-    return _decoded(0, data)
+    return _decoded(0, data, begins=True)
 
 
 def _checked(store: Store, piece: Slice) -> bytes:
@@ -89,9 +89,11 @@ def _lines(store: Store, piece: Slice) -> Iterator[bytes | None]:
     return lines(blocks, DOCUMENT_BYTES, piece.begin - first, piece.end - first)
 
 
-def _decoded(place: int, data: bytes | bytearray) -> Found:
+def _decoded(place: int, data: bytes | bytearray, *, begins: bool = False) -> Found:
+    """``begins``: it is the first of its file, where a byte order mark says nothing but that it is UTF-8."""
     try:
-        return Found(place, data.decode("utf-8"))
+        text = data.decode("utf-8")
+        return Found(place, text.removeprefix(BYTE_ORDER_MARK) if begins else text)
     except UnicodeDecodeError as error:
         return Found(place, None, f"not UTF-8 (byte {error.start})")
 
@@ -101,7 +103,7 @@ def _json_lines(corpus: Corpus, store: Store, piece: Slice) -> Iterator[Found]:
         if line is None:
             yield Found(number, None, f"longer than {DOCUMENT_BYTES} bytes", kind="too_long")
             continue
-        decoded = _decoded(number, line)
+        decoded = _decoded(number, line, begins=piece.begin == 0 and number == 1)
         if decoded.text is None or not decoded.text.strip(SPACE):
             yield decoded
         else:

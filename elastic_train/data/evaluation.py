@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from elastic_train.data.dataset import open_dataset
 from elastic_train.data.errors import DataError
-from elastic_train.data.samples import padding, stack
+from elastic_train.data.samples import Slot, padding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from elastic_train.config.job import Job
     from elastic_train.data.dataset import TokenDataset
     from elastic_train.data.manifest import Manifest
-    from elastic_train.data.samples import Samples, Slot
+    from elastic_train.data.samples import Samples
 
 
 class EvaluationBatches:
@@ -32,13 +34,15 @@ class EvaluationBatches:
         if not 0 <= index < self.slots:
             raise ValueError(f"slot {index} is outside the {self.slots} slots of an evaluation")
         start = index * self._micro_batch
-        rows = [self._dataset.sample(i) for i in range(start, min(start + self._micro_batch, self._samples))]
-        missing = self._micro_batch - len(rows)
-        return stack(rows + [padding(self._dataset.sequence_length)] * missing)
+        there = self._dataset.samples(range(start, min(start + self._micro_batch, self._samples)))
+        missing = self._micro_batch - len(there.input_ids)
+        if not missing:
+            return there
+        return Slot(*map(np.concatenate, zip(there, padding(missing, self._dataset.sequence_length), strict=True)))
 
     def padding(self) -> Slot:
         """A micro-batch that counts in no loss."""
-        return stack([padding(self._dataset.sequence_length)] * self._micro_batch)
+        return padding(self._micro_batch, self._dataset.sequence_length)
 
 
 def open_evaluation(

@@ -52,7 +52,7 @@ BATCH_TOKENS = 2**18
 SAMPLE_BYTES = 16 * 2**20
 SAMPLE_SPREAD = 8
 """How many times its share of the input's bytes a part keeps of the sample: the text may be anywhere in the input."""
-PREPARATION = 3
+PREPARATION = 4
 """Goes up with every change that makes other bytes of the same input and settings: what was made before is not reused,
 nor are its work files gone on with.
 """
@@ -128,6 +128,7 @@ class _Preparation:
         if given is not None:
             check_end(given)
         _check_apart(corpus, store)
+        _check_folder(store)
         self._parts: tuple[Part, ...] = tuple(cut(corpus, settings.part_bytes))
         listing = [(file.uri, file.size, file.modified, file.format) for file in corpus.files]
         name = hashlib.sha256(repr((listing, sorted(self._decisive().items()))).encode()).hexdigest()
@@ -258,7 +259,7 @@ class _Preparation:
         usable: Callable[[Result], bool],
         phase: str,
     ) -> list[Result]:
-        kept = KeptTask(task, name, self._work.uri, self._storage)
+        kept = KeptTask(task, name, self._work.uri, self._storage, optional=self._place.is_taken)
         return results(kept, orders, parse, usable, self._run, lambda done, total: self._report(phase, done, total))
 
     def _write_tokenizer(self, given: GivenTokenizer, folder: str) -> Tokenizer:
@@ -275,6 +276,14 @@ class _Preparation:
     def _write_left_out(self, selection: Selection, folder: str) -> File | None:
         lines = b"".join(selection.left_out())
         return store_file(self._store, f"{folder}/{LEFT_OUT}", lines) if lines else None
+
+
+def _check_folder(store: Store) -> None:
+    """What is to be a folder, or one above it, must not be a file."""
+    manifest = store.local_path(MANIFEST)
+    there = next((folder for folder in manifest.parents if folder.exists()), None) if manifest is not None else None
+    if there is not None and not there.is_dir():
+        raise DataError(f"the output {store.uri} cannot be a folder: {there} is a file; choose another name")
 
 
 def _check_apart(corpus: Corpus, store: Store) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_train.data.errors import DataError
 from elastic_train.data.manifest import MANIFEST, Manifest, read_manifest
-from elastic_train.storage.errors import AlreadyExists
+from elastic_train.storage.errors import AlreadyExists, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +43,11 @@ class Publication:
         self._store, self._work, self._overwrite = store, work, overwrite
         self._began = store.now()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether a data set is there. It may be the one that is wanted, where nothing can be written."""
+        return self._store.exists(MANIFEST)
+
     def reusable(self, inputs_sha256: str) -> Prepared | None:
         """The data set that is there, if it is made from these inputs and no file is missing.
 
@@ -52,7 +58,8 @@ class Publication:
         if there is None:
             return None
         if there.inputs_sha256 == inputs_sha256 and self._is_whole(there):
-            self.tidy(_folder(there))
+            with suppress(StorageError):  # where nothing can be written nothing can be removed
+                self.tidy(_folder(there))
             return self._prepared(there, reused=True)
         if there.inputs_sha256 != inputs_sha256 and not self._overwrite:
             raise DataError(self._refusal(there))

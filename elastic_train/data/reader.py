@@ -12,7 +12,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.record_batches import decode_batch, fetch_batch, is_right
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from elastic_train.data.batch_memory import BatchMemory, Key
     from elastic_train.data.cache import BatchCache
@@ -27,7 +27,7 @@ class TokenReader:
     def __init__(self, store: Store, manifest: Manifest, cache: BatchCache, memory: BatchMemory) -> None:
         self._store, self._manifest = store, manifest
         self._cache = None if _is_local(store) else cache
-        self._ends = manifest.shard_ends()
+        self._ends, self._batch_tokens = manifest.shard_ends(), manifest.batch_tokens
         self._memory = memory
         self._load = self._read_batch  # one object: what is in memory is known by it
 
@@ -39,32 +39,40 @@ class TokenReader:
             DataError: a shard is damaged, or has a token that is none of the tokenizer's.
             StorageError: the store does not answer.
         """
-        if start < 0 or start + len(tokens) > self._manifest.tokens:
-            end = start + len(tokens)
+        done, count = 0, len(tokens)
+        if start < 0 or start + count > self._manifest.tokens:
+            end = start + count
             raise IndexError(f"tokens {start} to {end} are outside the {self._manifest.tokens} tokens")
-        done = 0
-        for key, offset, length in self._stretches(start, len(tokens)):
+        while done < count:
+            key, offset = self._place(start + done)
             batch = self._memory.get(self._load, key)
-            tokens[done : done + length] = batch.tokens[offset : offset + length]
+            end = min(done + len(batch.tokens) - offset, count)
+            tokens[done:end] = batch.tokens[offset : offset + end - done]
             if counts is not None and batch.counts is not None:
-                counts[done : done + length] = batch.counts[offset : offset + length]
-            done += length
+                counts[done:end] = batch.counts[offset : offset + end - done]
+            done = end
 
-    def prefetch(self, start: int, count: int) -> None:
-        """Have what ``read`` needs for ``[start, start + count)`` read in the background."""
-        for key, _, _ in self._stretches(start, count):
-            self._memory.prefetch(self._load, key)
+    def prefetch(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """Have what ``read`` needs for each (start, count) read in the background: each will be read once."""
+        self._memory.prefetch(self._load, self._keys(stretches))
 
-    def _stretches(self, start: int, count: int) -> Iterator[tuple[Key, int, int]]:
-        """(batch, first token in it, number of tokens) of each batch that has some of ``[start, start + count)``."""
-        number, size = bisect_right(self._ends, start), self._manifest.batch_tokens
-        while count:
-            first = self._ends[number - 1] if number else 0
-            batch, offset = divmod(start - first, size)
-            length = min(size - offset, self._ends[number] - start, count)
-            yield (number, batch), offset, length
-            start, count = start + length, count - length
-            number += start == self._ends[number]
+    def forget(self, stretches: Iterable[tuple[int, int]]) -> None:
+        """They will not be read, after all."""
+        self._memory.forget(self._load, self._keys(stretches))
+
+    def _keys(self, stretches: Iterable[tuple[int, int]]) -> Iterator[Key]:
+        for start, count in stretches:
+            end = start + count
+            while start < end:
+                key, offset = self._place(start)
+                yield key
+                start = min(start - offset + self._batch_tokens, self._ends[key[0]])
+
+    def _place(self, token: int) -> tuple[Key, int]:
+        """The batch that has a token of the stream, and where in it."""
+        number = bisect_right(self._ends, token)
+        batch, offset = divmod(token - (self._ends[number - 1] if number else 0), self._batch_tokens)
+        return (number, batch), offset
 
     def _read_batch(self, key: Key) -> Batch:
         number, batch = key

@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A micro-batch, each int64 [B, T]."""
+    """A micro-batch, or the samples of several, each int64 [B, T]."""
 
     input_ids: Tokens
     labels: Tokens
@@ -42,22 +42,17 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def sample(self, index: int) -> Sample: ...
+    def samples(self, indices: Sequence[int]) -> Slot: ...
 
-    def prefetch(self, index: int) -> None: ...
+    def prefetch(self, indices: Sequence[int]) -> None: ...
 
-
-def stack(samples: Sequence[Sample]) -> Slot:
-    """The samples as rows; of one sample without a copy."""
-    if len(samples) == 1:
-        return Slot(*(array[None] for array in samples[0]))
-    return Slot(*(np.stack(arrays) for arrays in zip(*samples, strict=True)))
+    def forget(self, indices: Sequence[int]) -> None: ...
 
 
-def padding(sequence_length: int) -> Sample:
-    """A sequence that counts in no loss."""
-    labels = np.full(sequence_length, PADDING_LABEL, np.int64)
-    return Sample(np.zeros_like(labels), labels, np.zeros_like(labels))
+def padding(sequences: int, sequence_length: int) -> Slot:
+    """Sequences that count in no loss."""
+    labels = np.full((sequences, sequence_length), PADDING_LABEL, np.int64)
+    return Slot(np.zeros_like(labels), labels, np.zeros_like(labels))
 
 
 def document_numbers(input_ids: Tokens, eos_id: int) -> Tokens:

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from elastic_train.data.batch_memory import BatchMemory
 from elastic_train.data.batches import StepBatches, too_few
 from elastic_train.data.dataset import open_dataset
@@ -14,6 +16,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.evaluation import unfit_for_evaluation
 from elastic_train.data.mixture import MixedOrder, Mixture
 from elastic_train.data.order import SampleOrder
+from elastic_train.data.samples import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_train.config.data import SourceConfig
     from elastic_train.config.job import Job
     from elastic_train.data.dataset import TokenDataset
-    from elastic_train.data.samples import Sample
+    from elastic_train.data.samples import Samples
 
 
 class JoinedDatasets:
@@ -35,21 +38,35 @@ class JoinedDatasets:
     def __len__(self) -> int:
         return self._order.num_samples
 
-    def sample(self, index: int) -> Sample:
+    def samples(self, indices: Sequence[int]) -> Slot:
         """As of :class:`~elastic_train.data.dataset.TokenDataset`."""
-        dataset, own = self._own(index)
-        return dataset.sample(own)
+        joined = Slot(*(np.empty((len(indices), self.sequence_length), np.int64) for _ in Slot._fields))
+        for dataset, rows, own in self._by_dataset(indices):
+            for array, part in zip(joined, dataset.samples(own), strict=True):
+                array[rows] = part
+        return joined
 
-    def prefetch(self, index: int) -> None:
+    def prefetch(self, indices: Sequence[int]) -> None:
         """As of :class:`~elastic_train.data.dataset.TokenDataset`."""
-        dataset, own = self._own(index)
-        dataset.prefetch(own)
+        for dataset, _, own in self._by_dataset(indices):
+            dataset.prefetch(own)
 
-    def _own(self, index: int) -> tuple[TokenDataset, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"sample {index} is outside the {len(self)} samples")
-        number, own = self._order.source_of(index)
-        return self._datasets[number], own
+    def forget(self, indices: Sequence[int]) -> None:
+        """As of :class:`~elastic_train.data.dataset.TokenDataset`."""
+        for dataset, _, own in self._by_dataset(indices):
+            dataset.forget(own)
+
+    def _by_dataset(self, indices: Sequence[int]) -> list[tuple[TokenDataset, list[int], list[int]]]:
+        """Each data set that samples are of, with their places in ``indices`` and their numbers in it."""
+        found: dict[int, tuple[TokenDataset, list[int], list[int]]] = {}
+        for place, index in enumerate(indices):
+            if not 0 <= index < len(self):
+                raise IndexError(f"sample {index} is outside the {len(self)} samples")
+            number, own = self._order.source_of(index)
+            _, places, numbers = found.setdefault(number, (self._datasets[number], [], []))
+            places.append(place)
+            numbers.append(own)
+        return [*found.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,8 @@ def open_training(job: Job, on_progress: Callable[[], None] = lambda: None) -> T
     if problems:
         raise DataError("; ".join(problems))
     order = _order(job, datasets)
-    batches = StepBatches(JoinedDatasets(datasets, order), order, job.training, job.data.prefetch_steps)
+    samples: Samples = datasets[0] if len(datasets) == 1 else JoinedDatasets(datasets, order)
+    batches = StepBatches(samples, order, job.training, job.data.prefetch_steps)
     return TrainingData(datasets, order, batches, _digest(job, datasets))
 
 

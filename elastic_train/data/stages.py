@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from elastic_train.storage.errors import NotFound
+from elastic_train.storage.errors import NotFound, StorageError
 from elastic_train.storage.store import Store
 
 if TYPE_CHECKING:
@@ -26,16 +27,21 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptTask:
-    """A task that puts its result into a work file before it returns it."""
+    """A task that puts its result into a work file before it returns it.
+
+    ``optional``: it is returned also where no file can be written.
+    """
 
     task: Task
     name: str
     work: str
     storage: StorageConfig | None
+    optional: bool = False
 
     def __call__(self, order: dict[str, Any], advance: Advance) -> bytes:
         result = self.task(order, advance)
-        Store.open(self.work, self.storage).write(self.file(order), [result])
+        with suppress(StorageError) if self.optional else nullcontext():
+            Store.open(self.work, self.storage).write(self.file(order), [result])
         return result
 
     def file(self, order: dict[str, Any]) -> str:

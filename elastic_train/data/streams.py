@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import sys
+import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -14,10 +17,14 @@ from elastic_train.data.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from typing_extensions import Buffer
+
     from elastic_train.data.corpus import InputFile
     from elastic_train.storage.store import Store
 
 BLOCK = 8 * 2**20
+GZIP_BLOCK = 2**20
+"""Of compressed bytes that are read at a time."""
 TAIL_BLOCK = 2**18
 """Read at a time behind the end of a range, where only the rest of a line is wanted."""
 
@@ -49,6 +56,12 @@ class StoredFile(io.RawIOBase):
         self._place += length
         return data
 
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
 
 def open_file(store: Store, path: str) -> pa.NativeFile:
     """With random access, for pyarrow."""
@@ -59,11 +72,23 @@ def open_file(store: Store, path: str) -> pa.NativeFile:
 def decompressed(store: Store, file: InputFile) -> Iterator[bytes]:
     """The contents of a compressed file in blocks. Raises :class:`DataError` when it is damaged or ends too soon."""
     try:
-        stream = pa.CompressedInputStream(open_file(store, file.path), file.compression)
-        while block := stream.read(BLOCK):
-            yield block
-    except (OSError, pa.ArrowException) as error:
+        with _decompressing(store, file) as stream:
+            while block := stream.read(BLOCK):
+                yield block
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise DataError(f"{file.uri} is damaged, or no {file.compression}: {error}") from None
+
+
+@contextmanager
+def _decompressing(store: Store, file: InputFile) -> Iterator[pa.NativeFile | gzip.GzipFile]:
+    """With gzip of the standard library: as all tools, and unlike pyarrow, it takes zero bytes behind the end."""
+    if file.compression != "gzip":
+        yield pa.CompressedInputStream(open_file(store, file.path), file.compression)
+        return
+    local = store.local_path(file.path)
+    raw = StoredFile(store, file.path) if local is None else local.open("rb", buffering=0)
+    with io.BufferedReader(raw, GZIP_BLOCK) as packed, gzip.GzipFile(fileobj=packed, mode="rb") as stream:
+        yield stream
 
 
 def ranged(store: Store, path: str, size: int, begin: int, end: int) -> Iterator[bytes]:

@@ -48,7 +48,7 @@ from elastic_train.training.schedule import learning_rate
 class Batches(Protocol):
     """Where the engine gets its samples (``data.batches.StepBatches``)."""
 
-    def slot(self, step: int, slot: int) -> Slot: ...
+    def load(self, step: int, slots: range) -> list[Slot]: ...
 
     def padding(self) -> Slot: ...
 
@@ -282,7 +282,7 @@ class Engine:
     def _load(self, step: int) -> MicroBatches:
         """This rank's tokens of its data rank's slots; missing slots are padding."""
         started = time.perf_counter()
-        samples = [self._batches.slot(step, slot) for slot in self.slots]
+        samples = self._batches.load(step, self.slots)
         self.data_seconds = time.perf_counter() - started
         self.batch_digest = batch_digest(self.slots, samples)
         samples += [self._batches.padding()] * (self._micro_batches - len(samples))

@@ -26,7 +26,7 @@ from elastic_train.parallel.shard import Box
 from elastic_train.storage.store import Store
 from elastic_train.training.engine import Engine
 from elastic_train.training.state_keys import state_keys
-from tests.samples import sample_of
+from tests.samples import OneByOne, sample_of
 from tests.training.synthetic import SyntheticBatches
 
 
@@ -97,7 +97,7 @@ def narrow(tensor: torch.Tensor, box: Box) -> torch.Tensor:
     return tensor[tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))]
 
 
-class LoggedSamples:
+class LoggedSamples(OneByOne):
     """1,000 sequences of random tokens, a function of their number; notes which were taken."""
 
     def __init__(self, job: Job) -> None:

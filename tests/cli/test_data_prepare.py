@@ -21,6 +21,7 @@ from tests.data import killed_prepare
 from tests.data.data_sets import assert_whole, contents, decoded
 from tests.jobs import make_job
 from tests.ray_job import refill
+from tests.small_memory import can_mount, make_read_only, mounted
 
 TEXTS = [f"The number {number} comes after {number - 1}.\n" * (number % 5 + 1) for number in range(60)]
 
@@ -98,6 +99,42 @@ def test_mistakes_are_sentences(
     assert refused.exit_code == 2
     assert refused.stderr.startswith("error: ") and message in refused.stderr, refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("output", ["a.txt", "a.txt/below/it"])
+def test_an_output_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("one")
+    Path("in").mkdir()
+    Path("in/b.txt").write_text("two")
+    refused = CliRunner().invoke(app, ["data", "prepare", "--input", "in", "--output", output])
+    assert refused.exit_code == 2
+    said = (
+        f"error: the output {tmp_path}/{output} cannot be a folder: {tmp_path}/a.txt is a file; choose another name\n"
+    )
+    assert refused.stderr == said
+
+
+def test_a_finished_data_set_is_found_where_nothing_can_be_written(tmp_path: Path) -> None:
+    if not can_mount(tmp_path / "trial"):
+        pytest.skip("may not mount file systems")
+    words = ["data", "prepare", "--input", str(tmp_path / "in"), "--vocab-size", "300", "--output"]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("one two three")
+    with mounted(tmp_path / "out", 10e6):
+        out = str(tmp_path / "out" / "set")
+        made = CliRunner().invoke(app, [*words, out])
+        assert made.exit_code == 0 and "in 1 shard\n" in made.stdout, made.stderr
+        (tmp_path / "out" / "set" / ".work" / "left").mkdir(parents=True)
+        (tmp_path / "out" / "set" / ".work" / "left" / "scan-00000").write_text("of a run that was killed")
+        make_read_only(tmp_path / "out")
+        again = CliRunner().invoke(app, [*words, out])
+        assert again.exit_code == 0 and f"{out}: already there" in again.stdout, again.stderr
+        (tmp_path / "in" / "a.txt").write_text("one two three four")
+        other = CliRunner().invoke(app, [*words, out])
+        assert other.exit_code == 2 and "holds a data set made from other inputs" in other.stderr
+        empty = CliRunner().invoke(app, [*words, str(tmp_path / "out" / "empty")])
+        assert empty.exit_code != 0 and "Read-only file system" in empty.stderr
 
 
 def test_folders_whose_names_are_not_utf_8(tmp_path: Path) -> None:

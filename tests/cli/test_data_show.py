@@ -107,7 +107,7 @@ def test_mistakes(data: Path, arguments: list[str], sentence: str) -> None:
 
 
 def test_verify_accepts_what_is_whole_and_names_what_is_not(data: Path) -> None:
-    assert "1 shards, " in told("verify", data)
+    assert "1 shard, " in told("verify", data)
     manifest, _ = read_manifest(Store.open(str(data)))
     (described,) = manifest.shards
     shard, tokenizer = data / described.path, data / manifest.tokenizer.path

@@ -221,6 +221,19 @@ def test_too_little_data(tmp_path: Path) -> None:
     assert "model.vocab_size=256: must be at least 257" in result.stderr
 
 
+def test_a_phase_that_never_begins_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no error: a trial of fewer steps is the same job."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(GOOD)
+    sources = "data.sources=[{name: a, uri: x, weight: 1}, {name: b, uri: y, weight: 1}]"
+    phases = ", ".join(f"{{from_step: {step}, weights: {{a: 1, b: 2}}}}" for step in (2, 20, 21))
+    words = ["data.uri=null", sources, f"data.phases=[{phases}]", "training.steps=20"]
+    result = CliRunner().invoke(app, ["validate", "job.yaml", *words])
+    assert result.exit_code == 0, result.stderr
+    reason = "it begins after the last step, training.steps=20"
+    assert result.stderr == f"warning: the phase of data.phases from step 21 has no effect: {reason}\n"
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

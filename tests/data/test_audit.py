@@ -16,6 +16,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.mixture import MixedOrder, Mixture
 from elastic_train.data.order import SampleOrder
 from elastic_train.data.samples import Sample
+from tests.samples import OneByOne
 
 SIZES = (30, 7)
 """Samples of two sources."""
@@ -23,7 +24,7 @@ STEPS = 12
 Log = list[dict[str, Any]]
 
 
-class Numbered:
+class Numbered(OneByOne):
     """Samples that begin with their number."""
 
     sequence_length = 2
@@ -45,7 +46,7 @@ def log(*, samples: bool = True) -> Log:
     slots = range(BATCHES.slots)
     lines: Log = []
     for step in range(1, STEPS + 1):
-        digest = batch_digest(slots, [BATCHES.slot(step, slot) for slot in slots])
+        digest = batch_digest(slots, BATCHES.load(step, slots))
         lines.append({"step": step, "slots": [[0, BATCHES.slots]], "batch": digest})
         if samples:
             lines[-1]["samples"] = BATCHES.sample_ids(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from elastic_train.config.training import TrainingConfig
+from elastic_train.data import batch_memory
 from elastic_train.data.batch_memory import THREADS, BatchMemory
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
@@ -76,9 +78,9 @@ def test_what_is_read_ahead_is_read_once() -> None:
     memory = BatchMemory()
     for _ in range(2):
         for number in range(20):
-            memory.prefetch(loader, (0, number))
+            memory.prefetch(loader, [(0, number)])
     assert [int(memory.get(loader, (0, number)).tokens[0]) for number in range(20)] == list(range(20))
-    memory.prefetch(loader, (0, 3))
+    memory.prefetch(loader, [(0, 3)])
     assert sorted(loader.foreground + loader.background) == [(0, number) for number in range(20)]
 
 
@@ -87,7 +89,7 @@ def test_who_needs_a_batch_waits_for_the_thread_that_reads_it_and_reads_himself_
     memory = BatchMemory()
     loader.gate.clear()
     for number in range(THREADS + 2):
-        memory.prefetch(loader, (0, number))
+        memory.prefetch(loader, [(0, number)])
     assert memory.get(loader, (0, THREADS + 1)).tokens[0] == THREADS + 1  # all threads are at the gate, or will be
     threading.Timer(0.05, loader.gate.set).start()
     assert memory.get(loader, (0, 0)).tokens[0] == 0
@@ -99,7 +101,7 @@ def test_an_error_is_told_when_the_batch_is_needed_and_passes() -> None:
     loader = Loader()
     loader.refused = {(0, 1)}
     memory = BatchMemory()
-    memory.prefetch(loader, (0, 1))
+    memory.prefetch(loader, [(0, 1)])
     loader.wait(1)
     for _ in range(2):
         with pytest.raises(DataError, match=r"batch \(0, 1\) is damaged"):
@@ -114,7 +116,7 @@ def test_threads_that_want_the_same_get_the_same() -> None:
 
     def use(seed: int) -> None:
         for number in np.random.default_rng(seed).integers(0, 30, 400).tolist():
-            memory.prefetch(loader, (0, (number + seed) % 30))
+            memory.prefetch(loader, [(0, (number + seed) % 30)])
             found.append(int(memory.get(loader, (0, number)).tokens[0]) == number)
 
     threads = [threading.Thread(target=use, args=(seed,)) for seed in range(6)]
@@ -124,15 +126,15 @@ def test_threads_that_want_the_same_get_the_same() -> None:
         thread.join(120)
     assert len(found) == 2400 and all(found)
     with memory._lock:  # what is read ahead may go on
-        assert memory._used_bytes == sum(batch.nbytes for batch in memory._used.values())
-        assert memory._pinned_bytes == sum(batch.nbytes for batch in memory._pinned.values()) <= 5000
-        assert memory._used_bytes + memory._pinned_bytes <= 5000 + 1000
+        assert memory._bytes == sum(entry.nbytes for entry in memory._entries.values() if entry.batch is not None)
+        assert memory._pinned_bytes == sum(entry.nbytes for entry in memory._entries.values() if entry.pinned) <= 5000
+        assert memory._bytes <= 5000 + 1000
 
 
 def test_what_is_read_ahead_stays_until_it_was_used_as_often_as_it_was_asked_for() -> None:
     loader, memory = Loader(), BatchMemory(5000)
     for number in (0, 1, 2, 0):
-        memory.prefetch(loader, (0, number))
+        memory.prefetch(loader, [(0, number)])
     loader.wait(3)
     for number in range(10, 20):  # would throw them out
         memory.get(loader, (0, number))
@@ -149,7 +151,7 @@ def test_reading_ahead_stops_when_what_it_has_read_fills_the_room_and_goes_on_wh
     loader, memory = Loader(), BatchMemory(5000)
     memory.get(loader, (0, 99))  # how large they are is known from the first one
     for number in range(20):
-        memory.prefetch(loader, (0, number))
+        memory.prefetch(loader, [(0, number)])
     until(lambda: memory._pinned_bytes == 5000)
     assert len(loader.background) == 5
     for number in range(19, 15, -1):  # whoever needs what has not been begun reads it himself
@@ -162,13 +164,40 @@ def test_reading_ahead_stops_when_what_it_has_read_fills_the_room_and_goes_on_wh
 def test_what_is_there_is_not_read_ahead_even_if_it_cannot_be_pinned() -> None:
     loader, memory = Loader(), BatchMemory(1000)
     memory.get(loader, (0, 0))
-    memory.prefetch(loader, (0, 1))
+    memory.prefetch(loader, [(0, 1)])
     until(lambda: memory._pinned_bytes == 1000)
-    memory.prefetch(loader, (0, 0))
+    memory.prefetch(loader, [(0, 0)])
     memory.get(loader, (0, 1))
-    memory.prefetch(loader, (0, 2))
+    memory.prefetch(loader, [(0, 2)])
     loader.wait(2)
     assert loader.background == [(0, 1), (0, 2)] and loader.foreground == [(0, 0)]
+
+
+def test_what_will_not_be_used_is_let_go_and_not_read() -> None:
+    """Else pins would fill the room for good, after a change of ranks."""
+    loader, memory = Loader(), BatchMemory(3000)
+    memory.get(loader, (0, 99))
+    memory.prefetch(loader, [(0, number) for number in range(9)])
+    until(lambda: memory._pinned_bytes == 3000)
+    memory.forget(loader, [(0, number) for number in range(9)])
+    assert memory._pinned_bytes == 0 and len(memory._entries) <= 4
+    memory.prefetch(loader, [(0, 20), (0, 21)])
+    loader.wait(5)
+    assert sorted(loader.background) == [(0, 0), (0, 1), (0, 2), (0, 20), (0, 21)]
+
+
+def test_no_thread_outlives_what_it_has_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those that have read everything, nor those that wait for room in a memory that is not used any more."""
+    monkeypatch.setattr(batch_memory, "IDLE_SECONDS", 0.01)
+    before = set(threading.enumerate())
+    for limit in (1000, 10**6):
+        loader, memory = Loader(), BatchMemory(limit)
+        memory.prefetch(loader, [(0, number) for number in range(9)])
+        loader.wait(1)
+        gone = weakref.ref(memory)
+        del memory
+        until(lambda gone=gone: gone() is None)
+    until(lambda: before.issuperset(threading.enumerate()))
 
 
 def test_several_data_sets_share_the_room_and_are_not_mixed_up() -> None:
@@ -176,7 +205,7 @@ def test_several_data_sets_share_the_room_and_are_not_mixed_up() -> None:
     for loader in (one, two):
         for number in (0, 1):
             memory.get(loader, (0, number))
-    assert memory._used_bytes == 3000
+    assert memory._bytes == 3000
     memory.get(one, (0, 1))
     memory.get(one, (0, 0))
     assert one.foreground == [(0, 0), (0, 1), (0, 0)] and two.foreground == [(0, 0), (0, 1)]
@@ -200,7 +229,7 @@ def batches(tmp_path: Path) -> Callable[[int], tuple[StepBatches, TokenDataset]]
 
 def trace(batches: StepBatches, steps: range, slots: int = 4) -> list[list[list[int]]]:
     return [
-        [row for slot in range(slots) for row in batches.slot(step, slot).input_ids.tolist()] for step in steps
+        [row for slot in batches.load(step, range(slots)) for row in slot.input_ids.tolist()] for step in steps
     ]  # fmt: skip
 
 
@@ -223,14 +252,23 @@ def test_each_step_is_read_ahead_once_and_none_after_the_last(
 ) -> None:
     made, dataset = batches(3)
     ahead: list[int] = []
-    monkeypatch.setattr(dataset, "prefetch", ahead.append)
+    forgotten: list[int] = []
+    monkeypatch.setattr(dataset, "prefetch", ahead.extend)
+    monkeypatch.setattr(dataset, "forget", forgotten.extend)
+
+    def ids(steps: range) -> list[int]:
+        return [i for step in steps for i in made.sample_ids(step)]
+
     trace(made, range(1, 2))
-    assert sorted(ahead) == sorted(i for step in (2, 3, 4) for i in made.sample_ids(step))
+    assert ahead == ids(range(1, 5))
     trace(made, range(2, 21))
-    assert sorted(ahead) == sorted(i for step in range(2, 21) for i in made.sample_ids(step))
-    ahead.clear()
+    assert ahead == ids(range(1, 21)) and not forgotten
     trace(made, range(5, 7))  # back again
-    assert sorted(ahead) == sorted(i for step in range(6, 10) for i in made.sample_ids(step))
+    assert ahead == ids(range(1, 21)) + ids(range(5, 10)) and not forgotten
+    trace(made, range(8, 9))  # a jump: 7 is forgotten
+    assert ahead[-16:] == ids(range(10, 12)) and forgotten == made.sample_ids(7)
+    made.load(9, range(1, 3))  # another number of ranks
+    assert forgotten == ids(range(7, 8)) + ids(range(9, 12))
 
 
 def test_depth_0_starts_no_thread(batches: Callable[[int], tuple[StepBatches, TokenDataset]]) -> None:

@@ -12,10 +12,10 @@ from elastic_train.data.batches import StepBatches, slots_of
 from elastic_train.data.errors import DataError
 from elastic_train.data.order import SampleOrder
 from elastic_train.data.samples import PADDING_LABEL, Sample
-from tests.samples import sample_of
+from tests.samples import OneByOne, sample_of
 
 
-class Counting:
+class Counting(OneByOne):
     """Samples whose first token spells their number."""
 
     sequence_length = 4
@@ -39,8 +39,8 @@ def trace(made: StepBatches, data_ranks: int, step: int) -> list[int]:
     """Sample ids that the data ranks read in a step, rank after rank, from the tokens themselves."""
     ids: list[int] = []
     for data_rank in range(data_ranks):
-        for slot in slots_of(data_rank, data_ranks, made.slots):
-            ids += made.slot(step, slot)[0][:, 0].tolist()
+        slots = slots_of(data_rank, data_ranks, made.slots)
+        ids += [i for slot in made.load(step, slots) for i in slot.input_ids[:, 0].tolist()]
     return ids
 
 

@@ -10,11 +10,12 @@ from elastic_train.data.batches import StepBatches, slots_of
 from elastic_train.data.consumed import add_digests, batch_digest, covered
 from elastic_train.data.order import SampleOrder
 from elastic_train.data.samples import Sample, Slot
+from tests.samples import OneByOne
 
 SLOTS = 8
 
 
-class Random:
+class Random(OneByOne):
     """Samples that are all different."""
 
     sequence_length = 4
@@ -33,7 +34,7 @@ BATCHES = StepBatches(Random(), SampleOrder(50, 1), TrainingConfig(steps=100, gl
 def of_ranks(step: int, data_ranks: int) -> str:
     """A step's digest as so many data ranks make it."""
     ranks = (slots_of(rank, data_ranks, SLOTS) for rank in range(data_ranks))
-    return add_digests(batch_digest(slots, [BATCHES.slot(step, slot) for slot in slots]) for slots in ranks)
+    return add_digests(batch_digest(slots, BATCHES.load(step, slots)) for slots in ranks)
 
 
 def test_is_the_same_for_any_number_of_data_ranks() -> None:

@@ -52,10 +52,11 @@ def zstd(data: bytes) -> bytes:
         ("a.jsonl", jsonl(LINES).replace(b"\n", b"\r\n")),
         ("a.jsonl.gz", gzip.compress(jsonl(LINES))),
         ("a.jsonl.gz", gzip.compress(jsonl(LINES[:20])) + gzip.compress(jsonl(LINES[20:]))),
+        ("a.jsonl.gz", gzip.compress(jsonl(LINES[:20])) + bytes(700) + gzip.compress(jsonl(LINES[20:])) + bytes(3)),
         ("a.ndjson.zst", zstd(jsonl(LINES))),
         ("a.jsonl.zst", zstd(jsonl(LINES[:20])) + zstd(jsonl(LINES[20:]))),
     ],
-    ids=["plain", "no last newline", "windows", "gz", "gz in members", "zst", "zst in frames"],
+    ids=["plain", "no last newline", "windows", "gz", "gz in members", "gz and zeros", "zst", "zst in frames"],
 )
 def test_json_lines(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
@@ -130,6 +131,7 @@ def test_damaged_compressed_files_are_named(tmp_path: Path, name: str) -> None:
     spoilt = [whole[: len(whole) // 2], whole[:-2], b"no such thing"]
     if name.endswith("gz"):
         spoilt.append(bytes(flipped))  # pyarrow writes zstd without a checksum
+        spoilt += [whole + b"rest", whole + bytes(9) + b"rest", whole + bytes(9) + whole[:20]]
     for damaged in spoilt:
         (tmp_path / name).write_bytes(damaged)
         with pytest.raises(
@@ -143,6 +145,18 @@ def test_text_files_are_documents_also_compressed(tmp_path: Path) -> None:
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress("Grüße\n".encode()))
     (tmp_path / "c.txt").write_bytes(b"gr\xfc\xdfe")
     assert read(tmp_path) == [(0, "line\r\nGrüße\n", ""), (0, "Grüße\n", ""), (0, None, "not UTF-8 (byte 2)")]
+
+
+def test_a_byte_order_mark_is_no_text_where_a_file_begins(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "a.txt").write_bytes(mark + b"one" + mark + b"two")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(mark + b"three"))
+    (tmp_path / "c.txt").write_bytes(mark)
+    for name, pack in (("d.jsonl", bytes), ("e.jsonl.zst", zstd)):
+        (tmp_path / name).write_bytes(pack(mark + jsonl([{"text": "four"}, {"text": "\ufefffive"}])))
+    texts = ["one\ufefftwo", "three", "", "four", "\ufefffive", "four", "\ufefffive"]
+    for part_bytes in (2**20, 10):
+        assert [text for _, text, _ in read(tmp_path, part_bytes)] == texts
 
 
 TEXTS = [f"row {i} grüßt" for i in range(25)]

@@ -14,7 +14,7 @@ from elastic_train.data.corpus import open_corpus
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.order import SampleOrder
 from elastic_train.data.prepare import prepare
-from elastic_train.data.samples import Slot, stack
+from elastic_train.data.samples import Slot
 
 STEPS = 25
 MICRO, SLOTS = 2, 11
@@ -57,8 +57,8 @@ def test_random_resizes_change_no_byte(shards: str, seed: int) -> None:
         data_ranks = chance.randint(1, 8)
         ranks = [open_batches(shards)[1] for _ in range(data_ranks)]
         for step in range(finished + 1, min(finished + chance.randint(1, 6), STEPS) + 1):
-            mine = ((made, slot) for rank, made in enumerate(ranks) for slot in slots_of(rank, data_ranks, SLOTS))
-            given = as_bytes([made.slot(step, slot) for made, slot in mine])
+            loaded = [made.load(step, slots_of(rank, data_ranks, SLOTS)) for rank, made in enumerate(ranks)]
+            given = as_bytes([slot for slots in loaded for slot in slots])
             assert given == expected[step], f"step {step} on {data_ranks} data ranks"
             finished = step
         if finished < STEPS and chance.random() < 0.3:
@@ -78,4 +78,4 @@ def test_the_last_steps_of_the_data(shards: str) -> None:
     slot, row = divmod(inside, MICRO)
     given = made.slot(step + 1, slot)
     assert all((array[row] == expected).all() for array, expected in zip(given, last, strict=True))
-    assert stack([last]).input_ids.shape == (1, 16)
+    assert last.input_ids.shape == (16,)

@@ -102,7 +102,8 @@ def test_one_source_is_itself() -> None:
     assert [mixture.locate(n) for n in (0, 5, 10**12)] == [(0, 0), (0, 5), (0, 10**12)]
     assert mixture.used(0, 1500) == 1500
     order = MixedOrder(mixture, [SampleOrder(1000, 1)])
-    assert [order.sample_id(n) for n in range(3000)] == [SampleOrder(1000, 1).sample_id(n) for n in range(3000)]
+    alone = SampleOrder(1000, 1)
+    assert [order.sample_id(n) for n in range(3000)] == [alone.sample_id(n) for n in range(3000)]
 
 
 def test_ids_are_unique_over_sources_and_an_epoch_of_each_has_all_of_it() -> None:

@@ -18,7 +18,7 @@ from elastic_train.parallel.shard import LocalShard
 from elastic_train.training.engine import Engine, StepMetrics
 from elastic_train.training.loss import TokenLoss
 from elastic_train.training.optimizer import build_optimizer
-from tests.samples import sample_of
+from tests.samples import OneByOne, sample_of
 from tests.training.runs import Array, Piece, pieces, write
 from tests.training.synthetic import SyntheticBatches, small_job
 
@@ -85,7 +85,7 @@ def muon_beside_torch(rank: int, job: Job) -> dict[str, tuple[float, float]]:
     }
 
 
-class NumberedSamples:
+class NumberedSamples(OneByOne):
     """A data set whose samples are random and a function of their number."""
 
     def __init__(self, job: Job, count: int = 1000) -> None:
@@ -149,8 +149,9 @@ class AsStep:
         self._evaluation = evaluation
         self.padding = evaluation.padding
 
-    def slot(self, step: int, index: int) -> Any:
-        return self._evaluation.slot(index) if index < self._evaluation.slots else self.padding()
+    def load(self, step: int, slots: range) -> list[Any]:
+        there = self._evaluation.slots
+        return [self._evaluation.slot(index) if index < there else self.padding() for index in slots]
 
 
 def average_by_hand(rank: int, job: Job, layout: Layout, steps: int) -> tuple[dict[str, Piece], dict[str, Piece]]:

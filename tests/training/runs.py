@@ -167,11 +167,11 @@ class SlowBatches(SyntheticBatches):
         self.ready = threading.Event()
         self.waited = 0.0
 
-    def slot(self, step: int, index: int) -> Slot:
+    def load(self, step: int, slots: range) -> list[Slot]:
         started = time.perf_counter()
         assert self.ready.wait(60)
         self.waited += time.perf_counter() - started
-        return super().slot(step, index)
+        return super().load(step, slots)
 
 
 def waits_for_data(rank: int, job: Job, layout: Layout) -> tuple[float, float, float, float]:

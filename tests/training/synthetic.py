@@ -44,6 +44,9 @@ class SyntheticBatches:
         batch = self._job.training.global_batch
         return list(range((step - 1) * batch, step * batch))
 
+    def load(self, step: int, slots: range) -> list[Slot]:
+        return [self.slot(step, index) for index in slots]
+
     def slot(self, step: int, index: int) -> Slot:
         size = self._job.training.micro_batch
         rows = [self._row(step, index * size + row) for row in range(size)]
