@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from elastic_train.controller.local_cluster import LocalCluster, share_token
 from tests.jobs import make_corpus, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
 
+settings.register_profile("no_deadline", deadline=None)  # a machine may be busy
+settings.load_profile("no_deadline")
 share_token()  # now: Ray remembers whether there was one when a test first used it
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -92,7 +93,7 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         try:
             with opener.open(f"{url}/healthz", timeout=2):
                 return
-        except OSError:
+        except (OSError, http.client.HTTPException):  # nobody listens, or a connection came back to itself
             time.sleep(0.1)
     raise RuntimeError(f"the S3 server did not start:\n{log.read_text(errors='replace')[-2000:]}")
 

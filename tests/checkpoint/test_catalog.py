@@ -159,7 +159,7 @@ class Job:
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     plans=st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=2, max_size=4),
     turns=st.lists(st.integers(0, 3), min_size=20, max_size=200),

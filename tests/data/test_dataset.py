@@ -24,7 +24,7 @@ FORMAT_1 = Path(__file__).parent / "format_1"
 SIZES = st.lists(st.integers(1, 70), min_size=1, max_size=5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SIZES, st.integers(1, 40), st.integers(1, 30), st.sampled_from(["uint16", "uint32"]))
 def test_samples_are_the_flat_stream_across_all_borders(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], batch_tokens: int, length: int, dtype: str
@@ -71,7 +71,7 @@ def runs(dataset: TokenDataset) -> list[tuple[Array, Array]]:
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(SIZES, min_size=1, max_size=3), st.integers(1, 20), st.sampled_from(["documents", "none"]))
 def test_documents_are_whole_and_each_is_there_once(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[list[int]], length: int, packing: str

@@ -21,7 +21,7 @@ FORMAT_1 = Path(__file__).parent / "format_1"
 SHARDS = st.lists(st.lists(st.integers(1, 30), max_size=5).map(lambda sizes: list(accumulate(sizes))), min_size=1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SHARDS, st.integers(0, 40), st.integers(1, 50), st.sampled_from(["keep", "drop"]))
 def test_documents_are_numbered_by_their_ends(
     tmp_path_factory: pytest.TempPathFactory, ends: list[list[int]], more: int, length: int, tails: str

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.data import packing
@@ -32,7 +32,6 @@ def by_hand(sizes: list[int], length: int, tails: str) -> list[tuple[int, int]]:
     return pieces
 
 
-@settings(deadline=None)  # a machine may be busy
 @given(DOCUMENTS, st.integers(1, 20), st.sampled_from(["keep", "drop"]))
 def test_documents_are_cut_into_pieces_of_a_sample_and_a_rest(sizes: list[int], length: int, tails: str) -> None:
     pieces = pieces_of(sizes, length, tails)
