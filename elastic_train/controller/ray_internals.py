@@ -309,6 +309,17 @@ def drain_node(node_id: str, seconds: float, reason: str) -> str:
     return "" if accepted else f"Ray does not drain node {node_id[:8]}: {refusal}"
 
 
+def drain_own_node(address: str, seconds: float, reason: str) -> str:
+    """``drain_node`` for the node of this machine, from a process that is not connected to Ray."""
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        return drain_node(ray.get_runtime_context().get_node_id(), seconds, reason)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        return f"no Ray node at {address!r}: {error}"
+    finally:
+        ray.shutdown()
+
+
 def draining_nodes() -> dict[str, float | None]:
     """Ids of the nodes that Ray is told will be taken away, with the seconds until then (None: no deadline).
 
@@ -356,8 +367,7 @@ def host_trainer(
 ) -> HostTrainer:
     """The trainer whose ``fit()`` starts, places and keeps the hosts of ``job``; ``folder`` is for Ray Train."""
     cuda = job.hosts.device == "cuda"
-    seat = {"CPU": job.hosts.cpus} | ({"GPU": 1.0} if cuda else {})
-    scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=seat, use_gpu=cuda)
+    scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=job.hosts.seat, use_gpu=cuda)
     policy = HostPolicy(scaling, job.hosts.min, job.hosts.max, job.hosts.start_wait_seconds, run_host, on_controller)
     callbacks: list[Any] = [ToleratesLostWorkers()]
     failures = FailureConfig(max_failures=-1)  # ours to count: the coordinator ends a job that cannot go on
