@@ -61,7 +61,7 @@ def _capacity(cluster: dict[str, Any]) -> str:
 
     groups = []
     for group in worker_groups(cluster):
-        each = ", ".join(f"{amount:g} {name}" for name, amount in group.resources.items())
+        each = ", ".join(f"{group.resources[name]:g} {name}" for name in ("CPU", "GPU") if name in group.resources)
         groups.append(f"{group.most} {group.name}" + (f" with {each} each" if each else ""))
     return f"at most {cluster['max_workers']} workers ({'; '.join(groups)}) and a head without hosts"
 

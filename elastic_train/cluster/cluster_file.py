@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import copy
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,17 +80,13 @@ def most_seats(config: Config, seat: dict[str, float]) -> int | None:
     return seats
 
 
-def _problems(config: Config, folder: Path) -> Iterator[str]:
-    broken = [_sentence(error) for error in _validator().iter_errors(config)]
-    yield from broken
-    if broken:
-        return
+def _problems(config: Config, folder: Path) -> list[str]:
+    """Of the first of these checks that finds some: what the later ones would say follows from them."""
+    if broken := [_sentence(error) for error in _validator().iter_errors(config)]:
+        return broken
     if "max_workers" not in config:
-        yield "max_workers is missing; give the most machines beside the head that may run, e.g. max_workers: 4"
-        return
-    yield from _machine_problems(config)
-    yield from _mount_problems(config, folder)
-    yield from _ray_problems(config)
+        return ["max_workers is missing; give the most machines beside the head that may run, e.g. max_workers: 4"]
+    return [*_machine_problems(config), *_mount_problems(config, folder)] or list(_ray_problems(config))
 
 
 def _validator() -> Any:
@@ -112,7 +108,7 @@ def _machine_problems(config: Config) -> Iterator[str]:
     if head not in kinds:
         yield f"head_node_type={head!r} is none of available_node_types: {', '.join(kinds) or 'there are none'}"
         return
-    if any(kinds[head]["resources"].get(name) != 0 for name in ("CPU",)) or kinds[head]["resources"].get("GPU"):
+    if kinds[head]["resources"].get("CPU") != 0 or kinds[head]["resources"].get("GPU"):
         yield f"available_node_types.{head}.resources: the head has the coordinator; give it CPU: 0 and no GPU"
     for name, kind in kinds.items():
         least, most = kind.get("min_workers", 0), kind.get("max_workers")
@@ -137,8 +133,12 @@ def _mount_problems(config: Config, folder: Path) -> Iterator[str]:
 
 def _ray_problems(config: Config) -> Iterator[str]:
     """What Ray's own checks find beyond the schema."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        try:
-            validate_config(prepare_config(json.loads(json.dumps(config))))
-        except Exception as error:  # Ray has no common type for it
-            yield f"Ray refuses it: {str(error).strip().splitlines()[0]}"
+    remarks = logging.getLogger("ray.autoscaler")  # about fields that Ray itself has put there
+    level = remarks.level
+    remarks.setLevel(logging.ERROR)
+    try:
+        validate_config(prepare_config(copy.deepcopy(config)))
+    except Exception as error:  # Ray has no common type for it
+        yield f"Ray refuses it: {' '.join(str(error).split())}"
+    finally:
+        remarks.setLevel(level)

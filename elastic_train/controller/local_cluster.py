@@ -24,6 +24,9 @@ _TRIES = 3
 _HEAD = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outside address; the rest of 127.0.0.0/8 it leaves alone."""
 
+_PORT, _DASHBOARD_PORT = 6379, 8265
+"""Free in a network of its own."""
+
 
 class ClusterError(Exception):
     """A node did not come up; the message ends with what it printed."""
@@ -34,15 +37,17 @@ class LocalCluster:
 
     Args:
         head: IP address of the head node.
+        head_command: goes before its command, where it has a network of its own.
     """
 
-    def __init__(self, *, include_dashboard: bool = False, head: str = _HEAD) -> None:
+    def __init__(self, *, include_dashboard: bool = False, head: str = _HEAD, head_command: Sequence[str] = ()) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="et-cluster-"))
         """of all that it writes; its processes name it"""
         self._include_dashboard = include_dashboard
-        self._head = head
-        self._port = free_port(head)
-        self.dashboard_port = free_port(head) if include_dashboard else None
+        self._head, self._head_command = head, head_command
+        self._port = _PORT if head_command else free_port(head)
+        dashboard = _DASHBOARD_PORT if head_command else free_port(head)
+        self.dashboard_port = dashboard if include_dashboard else None
         self.nodes: list[LocalNode] = []
         self._count = 0
         self._starter = NodeStarter(self.folder)
@@ -105,7 +110,8 @@ class LocalCluster:
 
     def _start(self, options: list[str]) -> LocalNode:
         if "--head" in options:
-            return self._starter.start("head", self._head, options, environment=self._head_environment())
+            environment = self._head_environment()
+            return self._starter.start("head", self._head, options, self._head_command, environment)
         self._count += 1
         address, prefix = self._place()
         return self._starter.start(f"node-{self._count}", address, options, prefix)

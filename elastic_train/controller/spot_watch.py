@@ -10,7 +10,7 @@ import logging
 import time
 
 from elastic_train.controller.preempted import GCP_ENDPOINT, Preempted
-from elastic_train.controller.ray_internals import drain_own_node
+from elastic_train.controller.ray_internals import drain_this_machine
 from elastic_train.controller.spot_notice import AWS_ENDPOINT, SpotNotice
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def _drain(address: str, seconds: float, reason: str) -> None:
     """Until Ray has been told or the time is over: the node may be starting, or the head may be away."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        problem = drain_own_node(address, left, reason)
+        problem = drain_this_machine(address, left, reason)
         if not problem:
             logger.warning("Ray drains this node")
             return
