@@ -1,4 +1,4 @@
-"""The metadata service of a spot instance of AWS, as far as notices of its end go, on loopback."""
+"""The metadata service of a spot machine of AWS or Google Cloud, as far as notices of its end go."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked += 1
         self.server.stalls.wait(30)
+        if self.path == "/computeMetadata/v1/instance/preempted" and self.headers["Metadata-Flavor"] == "Google":
+            self._answer(*self.server.answer)
+            return
         token = self.headers["X-aws-ec2-metadata-token"]
         if self.server.tokens.get(token, 0) < 1:
             self._answer(401, b"")

@@ -178,7 +178,8 @@ def test_more_least_workers_than_may_run_are_refused_before_ray_up(tmp_path: Pat
 )
 def test_hosts_that_there_is_no_room_for(tmp_path: Path, hosts: str, code: int, said: str) -> None:
     """RY-11: the head's machine counts for nothing."""
-    job = f"name: a\nmodel: {{preset: tiny}}\ndata: {{uri: data, sequence_length: 32}}\ntraining: {{steps: 1, global_batch: 64}}\n{hosts}\n"
+    data = "{uri: data, sequence_length: 32}"
+    job = f"name: a\nmodel: {{preset: tiny}}\ndata: {data}\ntraining: {{steps: 1, global_batch: 64}}\n{hosts}\n"
     (tmp_path / "job.yaml").write_text(job)
     file = str(FOLDER / "aws.yaml")
     done = elastic_train("cluster", "validate", file, "--config", str(tmp_path / "job.yaml"), cwd=ROOT)

@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-OPTIONS = ("parallel.pp=1", "hosts.max=3", "hosts.settle_seconds=0", "tracking.enabled=true")
+OPTIONS = ("parallel.pp=1", "hosts.max=3", "hosts.settle_seconds=0", "schedule.name=constant")
 LEASE = ("failure.lease_seconds=4", "failure.heartbeat_seconds=0.25", "failure.hang_seconds=600")
 STOP_WAIT = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}
 NOTICE_SECONDS = 120
@@ -163,7 +163,7 @@ def submitted(network: Network, corpus: Path, tmp_path: Path, monkeypatch: pytes
         (work / "jobs" / "configs" / "small.yaml").write_text(config)
         where = (f"storage.endpoint_url={storage.endpoint_url}", f"tracking.uri={mlflow.uri}")
         cluster = stack.enter_context(MachinesCluster(network))
-        yield Submitted(cluster, work, "training.steps=100000", *OPTIONS, *LEASE, *where)
+        yield Submitted(cluster, work, "training.steps=100000", "tracking.enabled=true", *OPTIONS, *LEASE, *where)
 
 
 def test_a_job_lives_through_a_partition_a_spot_notice_a_stop_and_a_resubmission(
