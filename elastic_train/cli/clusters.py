@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,14 +95,15 @@ def local(
     config = read_cluster(file)
     if config["provider"]["type"] != "external":
         raise UserError(f"{file}: provider.type={config['provider']['type']} needs `ray up`; here it must be external")
-    signals = {signal.SIGINT, signal.SIGTERM}
     apart = os.geteuid() == 0 if namespaces is None else namespaces
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: ended.set())
     try:
         with autoscaled_cluster(config, namespaces=apart, include_dashboard=True) as cluster:
             for line in cluster.lines():
                 typer.echo(line)
-            signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-            signal.sigwait(signals)
+            ended.wait()
     except (ClusterError, NetworkError) as error:
         raise UserError(f"the cluster did not come up: {error}") from None
 

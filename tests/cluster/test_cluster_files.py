@@ -19,6 +19,7 @@ from ray.scripts.scripts import start
 from elastic_train.cli.main import app
 from elastic_train.cluster.cluster_file import most_seats, read_cluster
 from elastic_train.config.errors import ConfigError
+from elastic_train.controller.ray_versions import TESTED_RAY_VERSIONS
 from tests.cli.command import ROOT, elastic_train
 
 FOLDER = ROOT / "cluster"
@@ -86,6 +87,19 @@ def test_files_and_versions_that_are_named_exist(path: Path) -> None:
         if "pip install" in line:
             assert "--constraint" in line or re.search(r"==[\d.]+$", line), f"{line} pins nothing"
     assert not re.search(r"AKIA|PRIVATE KEY|password|secret", text, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("name", FOR_RAY_UP)
+def test_head_and_workers_have_one_ray_and_one_python(name: str) -> None:
+    """RY-09: Ray refuses a process whose Python differs by a patch version."""
+    config = read_cluster(FOLDER / name)
+    assert config["setup_commands"] == ["bash ~/elastic-train/cluster/setup_node.sh"]
+    for kind in config.get("available_node_types", {}).values():
+        assert not {"initialization_commands", "worker_setup_commands", "docker"} & set(kind)
+    assert VERSIONS["ray"] in TESTED_RAY_VERSIONS
+    script = (FOLDER / "setup_node.sh").read_text()
+    assert "--managed-python --python 3.11 " in script  # the patch version follows from that of uv, which is pinned
+    assert re.search(r"uv==[\d.]+\n", script)
 
 
 def test_setup_script_and_unit_are_well_formed() -> None:

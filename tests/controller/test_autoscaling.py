@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ray.autoscaler._private.commands import get_or_create_head_node
 
 from elastic_train.cluster.autoscaled import AutoscaledCluster, autoscaled_cluster
 from elastic_train.cluster.cluster_file import read_cluster
@@ -50,6 +52,15 @@ def cluster() -> Iterator[AutoscaledCluster]:
 def watch(cluster: AutoscaledCluster) -> Iterator[ClusterWatch]:
     with ClusterWatch(cluster.address) as watch:
         yield watch
+
+
+def test_it_is_the_autoscaler_of_ray_up(cluster: AutoscaledCluster) -> None:
+    """Contract: which of Ray's two autoscalers a cluster gets that `ray up` starts, and so the one that is tested."""
+    default = inspect.getsource(get_or_create_head_node)
+    assert 'os.getenv("RAY_UP_enable_autoscaler_v2", "1") == "1"' in default
+    assert '"RAY_enable_autoscaler_v2": "1"' in default
+    lines = [" ".join(psutil.Process(pid).cmdline()) for pid in cluster.nodes[0].pids()]
+    assert [line for line in lines if "autoscaler/v2/monitor.py" in line], lines
 
 
 def trains(run: RayJob, hosts: int, generation: int) -> dict[str, Any]:

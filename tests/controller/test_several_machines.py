@@ -44,7 +44,7 @@ pytestmark = [
 ]
 
 OPTIONS = ("parallel.pp=1", "hosts.max=3", "hosts.settle_seconds=0", "schedule.name=constant")
-LEASE = ("failure.lease_seconds=4", "failure.heartbeat_seconds=0.25", "failure.hang_seconds=600")
+LEASE = ("failure.lease_seconds=6", "failure.heartbeat_seconds=0.25", "failure.hang_seconds=600")
 STOP_WAIT = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}
 NOTICE_SECONDS = 120
 
@@ -177,9 +177,7 @@ def test_a_job_lives_through_a_partition_a_spot_notice_a_stop_and_a_resubmission
     cut, taken, _ = cluster.machines
     cluster.machines[cut].cut()
     step = submitted.await_step(hosts=2, beyond=step)["step"]
-    cluster.machines[cut].reconnect()
-    until(lambda: cluster.node_at(cut).process.poll() is not None)  # its raylet ends itself when it hears of its death
-    cluster.kill_node(cluster.node_at(cut))
+    cluster.kill_node(cluster.node_at(cut))  # what comes back: test_ray_partition.py
 
     with running_metadata(network.address) as metadata, watched_machine(cluster, taken, metadata.url):
         metadata.answer = 200, notice_in(NOTICE_SECONDS)
