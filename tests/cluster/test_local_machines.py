@@ -18,7 +18,7 @@ from ray.autoscaler.v2.instance_manager.node_provider import NodeProviderAdapter
 
 from elastic_train.cluster.local_machines import HEAD_ID, LocalMachines
 from elastic_train.controller.local_cluster import LocalCluster
-from tests.ray_job import until
+from tests.ray_job import alive, until, until_none
 
 WORKER = {TAG_RAY_NODE_KIND: "worker", TAG_RAY_USER_NODE_TYPE: "machine"}
 OTHERS = {TAG_RAY_NODE_KIND: "unmanaged"}
@@ -57,7 +57,7 @@ def test_machines_join_and_are_gone_when_given_back_or_dead(provider: LocalMachi
     provider.terminate_node(first)
     provider.terminate_node(first)  # as Ray does when it has not heard yet
     assert provider.non_terminated_nodes(WORKER) == [second]
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    until_none(lambda: alive(pids))
 
     os.kill(provider._running[second].node.process.pid, signal.SIGKILL)
     until(lambda: provider.non_terminated_nodes(WORKER) == [])
