@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from enum import StrEnum
@@ -28,6 +29,8 @@ Namespaces = Annotated[
     bool | None, typer.Option(help="Whether each machine has a network of its own; default: when this is root.")
 ]
 
+_PLACE = re.compile(r"[\w-]+-REPLACE-ME")
+
 
 class Cloud(StrEnum):
     """Whose metadata service is asked."""
@@ -51,6 +54,8 @@ def validate(files: Files, config: JobFile = None) -> None:
             problems += error.problems
             continue
         typer.echo(f"{path}: {_capacity(cluster)}")
+        if places := sorted(set(_PLACE.findall(path.read_text()))):
+            typer.echo(f"{path}: still to be replaced: {', '.join(places)}")
         if job is not None:
             problems += _lack(path, cluster, job)
     if problems:

@@ -187,6 +187,7 @@ def test_more_least_workers_than_may_run_are_refused_before_ray_up(tmp_path: Pat
     [
         ("hosts: {min: 65, max: 65, device: cuda}", 2, "room for 64 hosts, and the head for none; hosts.min=65 would"),
         ("hosts: {min: 8, max: 65, device: cuda}", 0, "room for 64 hosts, and the head for none; hosts.max=65 will"),
+        ("hosts: {max: 64, device: cuda}", 0, "WorkerProfileArn-REPLACE-ME, ami-REPLACE-ME, subnet-REPLACE-ME\n"),
         ("hosts: {min: 64, max: 64, device: cuda}", 0, "at most 8 workers (4 gpu with 96 CPU, 8 GPU each; 8 gpu-spot"),
     ],
 )
