@@ -174,7 +174,7 @@ def test_a_job_lives_through_a_partition_a_spot_notice_a_stop_and_a_resubmission
     first = submitted.submit("--no-wait")
     step = submitted.await_step(hosts=3, beyond=2)["step"]
 
-    cut, taken, _ = cluster.machines
+    cut, taken, _ = (node.address for node in cluster.nodes[1:])
     cluster.machines[cut].cut()
     step = submitted.await_step(hosts=2, beyond=step)["step"]
     cluster.kill_node(cluster.node_at(cut))  # what comes back: test_ray_partition.py
