@@ -25,6 +25,8 @@ from tests.recovered import assert_recovered
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
+MACHINES_SECONDS = 240.0
+"""So long do machines take to come where much else is done."""
 IS_ROOT = os.geteuid() == 0
 JOB = (
     "parallel.pp=1",
@@ -38,7 +40,7 @@ JOB = (
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[AutoscaledCluster]:
     """That of ``cluster/local.yaml``, at most four machines of one CPU, and impatient; nothing of it is left."""
-    config = read_cluster(ROOT / "cluster" / "local.yaml") | {"idle_timeout_minutes": 0.05}
+    config = read_cluster(ROOT / "cluster" / "local.yaml") | {"idle_timeout_minutes": 0.2}
     with autoscaled_cluster(config, namespaces=IS_ROOT) as cluster:
         folder = str(cluster.folder)
         yield cluster
@@ -74,14 +76,16 @@ def trains(run: RayJob, hosts: int, generation: int) -> dict[str, Any]:
     return run.wait(lambda status: formed(status) and status["step"] > step)
 
 
+@pytest.mark.timeout(900)
 def test_machines_are_ordered_for_a_job_replaced_when_they_die_and_given_back_after_it(
     cluster: AutoscaledCluster, watch: ClusterWatch, corpus: Path, tmp_path: Path
 ) -> None:
     assert watch.look() == {"demand": [], "nodes": 0}
     job = make_job(corpus, tmp_path, "scales", "hosts.min=2", "hosts.max=4", *JOB)
     with RayJob(job, cluster.address) as run:
+        run.wait(lambda status: bool(status["hosts"]), MACHINES_SECONDS)
         paused = run.pause()
-        run.wait(lambda status: len(status["hosts"]) == 4)
+        run.wait(lambda status: len(status["hosts"]) == 4, MACHINES_SECONDS)
         run.resume(paused)
         before = trains(run, hosts=4, generation=2)
         killed = before["hosts"][-1]
