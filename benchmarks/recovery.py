@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.recovery_report import PARTS, Row, parts_table, table
+from elastic_train.cluster.networks import Network
 from elastic_train.config.job import Job
 from elastic_train.config.load import load_job
 from elastic_train.controller.local_cluster import LocalCluster
 from elastic_train.data.corpus import open_corpus
 from elastic_train.data.prepare import prepare
 from tests.local_job import LocalJob
-from tests.networks import Network
 from tests.ray_job import RayJob, kill_coordinator, refill
 
 ROOT = Path(__file__).resolve().parents[1]

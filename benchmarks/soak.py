@@ -29,7 +29,8 @@ from elastic_train.checkpoint.hf_export import export_hf
 from elastic_train.config.job import Job
 from elastic_train.config.load import load_job
 from elastic_train.controller.job_folder import job_store
-from elastic_train.controller.local_cluster import LocalCluster, LocalNode
+from elastic_train.controller.local_cluster import LocalCluster
+from elastic_train.controller.local_node import LocalNode
 from elastic_train.controller.time_account import account_of_runs
 from elastic_train.data.audit import audit_steps
 from elastic_train.data.corpus import open_corpus

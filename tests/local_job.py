@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from elastic_train.cluster.networks import Machine
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.pool import machine_wide, sweep
 from elastic_train.controller.status import status_of
-from tests.networks import Machine
 
 HOST_PROGRAM = """
 import json, sys

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +100,17 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextmanager
 def running_s3_server(
-    access_key: str = "test-access", secret_key: str = "test-secret-Zu9vQ", memory: str = "400MiB"
+    access_key: str = "test-access",
+    secret_key: str = "test-secret-Zu9vQ",
+    memory: str = "400MiB",
+    address: str = "127.0.0.1",
+    prefix: Sequence[str] = (),
 ) -> Iterator[S3Server]:
     """Starts a server in a temporary folder; it is killed and its folder removed at the end.
 
     The access key with ``-reader`` after it, and the same secret, may only read. Above ``memory`` the server collects
-    garbage all the time, which makes it slow, not wrong.
+    garbage all the time, which makes it slow, not wrong. It listens on ``address``, where ``prefix`` goes before its
+    command to get there.
     """
     with tempfile.TemporaryDirectory(prefix="s3-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -115,11 +120,11 @@ def running_s3_server(
         ]
         (folder / "s3.json").write_text(json.dumps({"identities": identities}))
         ports = free_ports(4)
-        url = f"http://127.0.0.1:{ports[0]}"
+        url = f"http://{address}:{ports[0]}"
         log = folder / "server.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                weed_command(find_weed(None), folder, folder / "s3.json", *ports),
+                [*prefix, *weed_command(find_weed(None), folder, folder / "s3.json", *ports, host=address)],
                 stdout=output,
                 stderr=output,
                 env={**os.environ, "GOMEMLIMIT": memory},

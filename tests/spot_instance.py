@@ -1,4 +1,4 @@
-"""The metadata service of a spot instance of AWS, as far as notices of its end go, on loopback."""
+"""The metadata service of a spot machine of AWS or Google Cloud, as far as notices of its end go."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Metadata(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, address: str) -> None:
+        super().__init__((address, 0), _Handler)
         self.answer: tuple[int, bytes] = (404, b"<html>not found</html>")
         self.token_status, self.uses, self.stalls = 200, 1000, threading.Event()
         self.tokens: dict[str, int] = {}
@@ -26,7 +26,7 @@ class Metadata(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"http://{self.server_address[0]!s}:{self.server_port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -41,6 +41,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.server.asked += 1
         self.server.stalls.wait(30)
+        if self.path == "/computeMetadata/v1/instance/preempted" and self.headers["Metadata-Flavor"] == "Google":
+            self._answer(*self.server.answer)
+            return
         token = self.headers["X-aws-ec2-metadata-token"]
         if self.server.tokens.get(token, 0) < 1:
             self._answer(401, b"")
@@ -61,9 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running_metadata() -> Iterator[Metadata]:
+def running_metadata(address: str = "127.0.0.1") -> Iterator[Metadata]:
     """The service in a thread."""
-    with Metadata() as server:
+    with Metadata(address) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -42,6 +42,11 @@ def test_the_planner_and_the_job_file_need_no_torch() -> None:
     assert loaded(modules, {"torch", "ray", "mlflow"}) == set()
 
 
+def test_the_driver_needs_no_gpu() -> None:
+    """RY-08: it runs on the head, which has none; what it never imports touches no driver of NVIDIA."""
+    assert loaded(["elastic_train.controller.run", "elastic_train.controller.ray_actors"], {"torch"}) == set()
+
+
 @pytest.mark.slow
 def test_the_engine_imports_where_ray_and_mlflow_are_not_installed() -> None:
     assert loaded(ENGINE, {"ray", "mlflow"}, hidden={"ray", "mlflow"}) == set()

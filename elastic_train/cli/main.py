@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from elastic_train.cli import chaos, checkpoints, data, huggingface, jobs, services
+from elastic_train.cli import chaos, checkpoints, clusters, data, huggingface, jobs, services
 from elastic_train.cli.evaluate import evaluate
 from elastic_train.cli.guard import GuardedGroup
 from elastic_train.cli.plan import plan
@@ -44,6 +44,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(checkpoints.app, name="checkpoint")
 app.add_typer(chaos.app, name="chaos")
 app.add_typer(services.app, name="services")
+app.add_typer(clusters.app, name="cluster")
 app.command("import-hf")(huggingface.import_hf)
 app.command("export-hf")(huggingface.export_hf)
 

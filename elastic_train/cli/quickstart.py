@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from elastic_train.config.job import Job
-    from elastic_train.controller.local_cluster import LocalCluster, LocalNode
+    from elastic_train.controller.local_cluster import LocalCluster
+    from elastic_train.controller.local_node import LocalNode
     from elastic_train.controller.run import Outcome
 
 WORKER_NODES = 2

@@ -60,6 +60,11 @@ class HostsConfig(Section):
         return memory
 
     @property
+    def seat(self) -> dict[str, float]:
+        """What Ray reserves for a host, by the names of its resources."""
+        return {"CPU": self.cpus} | ({"GPU": 1.0} if self.device == "cuda" else {})
+
+    @property
     def memory_bytes(self) -> int | None:
         """``memory`` in bytes; None: no limit."""
         return None if self.memory is None else parse_size(self.memory)

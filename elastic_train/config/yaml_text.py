@@ -51,6 +51,11 @@ for _tag, _pattern, _first in _RULES:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _letters)
 
 
+def _construct_merge(loader: _Loader, node: yaml.ScalarNode) -> str:
+    """``<<``, as a key like others, before it is replaced by what it stands for."""
+    return str(loader.construct_scalar(node))
+
+
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node)).replace("_", "")
     return int(text, 16) if text.lower().startswith("0x") else int(text)
@@ -62,6 +67,7 @@ def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
     )
 
 
+_Loader.add_constructor("tag:yaml.org,2002:merge", _construct_merge)
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 _Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
 

@@ -17,8 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import psutil
 import ray
 from ray._private import worker as ray_worker
+from ray._private.services import canonicalize_bootstrap_address_or_die
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.core.generated import autoscaler_pb2
+from ray.core.generated.gcs_pb2 import GcsNodeInfo  # type: ignore[attr-defined]
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import (
     NoopDecision,
@@ -46,6 +51,8 @@ JOB_ENDS = frozenset(state.value for state in State if state.ended)
 """What a host returns when the coordinator let it go at the job's end; every other return is a loss."""
 HEAD_RESOURCE = "node:__internal_head__"
 """What only a head node has."""
+_ASK_SECONDS = 10.0
+"""So long may the cluster's control take to answer."""
 _NOOP_PAUSE_SECONDS = 0.2
 """Ray Train's controller spins while the policy answers Noop for a group that is not running."""
 _JOINER_PAUSE_SECONDS = 2.0
@@ -299,10 +306,27 @@ class _JoinerHost:
 
 def drain_node(node_id: str, seconds: float, reason: str) -> str:
     """Announce the end of a node in ``seconds``, as a cloud does before it takes it; a sentence if Ray refuses."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.core.generated import autoscaler_pb2
+    return _drain(GcsClient(address=ray.get_runtime_context().gcs_address), node_id, seconds, reason)
 
-    gcs = GcsClient(address=ray.get_runtime_context().gcs_address)
+
+def drain_this_machine(address: str, seconds: float, reason: str) -> str:
+    """``drain_node`` for the nodes with an address of this machine, from a process that is not connected to Ray.
+
+    Args:
+        address: of the cluster; ``auto``: that of a node here.
+    """
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    try:
+        gcs = GcsClient(address=canonicalize_bootstrap_address_or_die(address))
+        nodes = gcs.get_all_node_info(timeout=_ASK_SECONDS, state_filter=GcsNodeInfo.GcsNodeState.ALIVE)
+        here = [node_id.hex() for node_id, node in nodes.items() if node.node_manager_address in own]
+        refusals = [_drain(gcs, node_id, seconds, reason) for node_id in here]
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+        return f"the cluster at {address!r} does not answer: {error}"
+    return " and ".join(filter(None, refusals)) if here else f"no node of the cluster at {address!r} is on this machine"
+
+
+def _drain(gcs: GcsClient, node_id: str, seconds: float, reason: str) -> str:
     preempted = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")  # type: ignore[attr-defined]
     deadline = time.time_ns() // 1_000_000 + int(seconds * 1000)
     accepted, refusal = gcs.drain_node(node_id, preempted, reason, deadline)
@@ -356,8 +380,7 @@ def host_trainer(
 ) -> HostTrainer:
     """The trainer whose ``fit()`` starts, places and keeps the hosts of ``job``; ``folder`` is for Ray Train."""
     cuda = job.hosts.device == "cuda"
-    seat = {"CPU": job.hosts.cpus} | ({"GPU": 1.0} if cuda else {})
-    scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=seat, use_gpu=cuda)
+    scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=job.hosts.seat, use_gpu=cuda)
     policy = HostPolicy(scaling, job.hosts.min, job.hosts.max, job.hosts.start_wait_seconds, run_host, on_controller)
     callbacks: list[Any] = [ToleratesLostWorkers()]
     failures = FailureConfig(max_failures=-1)  # ours to count: the coordinator ends a job that cannot go on

@@ -135,10 +135,16 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
             raise JobError(f"no Ray cluster at {address!r}: {error}") from error
         except Exception as error:  # Ray has no type for it
             ray.shutdown()
+            if "Version mismatch" in str(error):
+                raise JobError(f"this is another Ray or Python than the cluster's: {_one_line(error)}") from error
             reason = str(error).strip().splitlines()[-1]
             if address is not None or not tries_left:
                 raise JobError(f"Ray did not start: {reason}") from error
             logger.warning("Ray did not start and is started again: %s", reason)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 @contextmanager

@@ -192,6 +192,12 @@ def test_scalars_mean_what_people_mean() -> None:
     assert (job.optimizer.learning_rate, job.schedule.min_lr) == (3e-4, 1e-5)
 
 
+def test_what_is_said_once_can_be_merged_into_other_places() -> None:
+    job = parse_job(GOOD + "schedule: &once {warmup_steps: 5, name: constant}\n")
+    merged = parse_job(GOOD + "schedule: {<<: {warmup_steps: 7, name: constant}, warmup_steps: 5}\n")
+    assert merged == job
+
+
 def test_a_budget_in_tokens_is_a_batch() -> None:
     text = GOOD.replace("  global_batch: 8\n", "")
     assert parse_job(text, ["training.global_tokens=512"]).training.global_batch == 512 // 32

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastic_train.cluster.networks import Network
 from elastic_train.config.layout import Layout
 from elastic_train.controller import barren as barren_module
 from elastic_train.controller.barren import Barren
@@ -20,7 +21,6 @@ from tests.controller.records import hosts
 from tests.controller.scripted_host import TOKEN, ScriptedHost
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
-from tests.networks import Network
 
 Events = list[tuple[str, dict[str, Any]]]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest
+from elastic_train.cluster.networks import Network
 from elastic_train.controller.forming import Forming
 from elastic_train.controller.job_folder import job_store
 from elastic_train.controller.members import Trouble
 from tests.jobs import make_job
 from tests.local_job import LocalJob
-from tests.networks import Network
 from tests.ray_job import alive
 from tests.recovered import assert_recovered
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from elastic_train.cluster.networks import Network
 from elastic_train.controller.local_cluster import LocalCluster
 from tests.cli.command import elastic_train
 from tests.jobs import make_job
 from tests.local_job import lines_in_peace
-from tests.networks import Network
 from tests.ray_job import RayJob, alive, pools, processes, until_none
 from tests.recovered import assert_recovered
 

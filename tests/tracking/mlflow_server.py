@@ -10,25 +10,30 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 START_SECONDS = 120.0
 
 
 class MlflowServer:
-    """Can be stopped, frozen and started again on the same port with the same database."""
+    """Can be stopped, frozen and started again on the same port with the same database.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    ``prefix`` goes before its command where ``address`` is not in this process's network.
+    """
+
+    def __init__(self, folder: Path, address: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+        self.folder, self._address, self._prefix = folder, address, prefix
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
+        self.uri = f"http://{address}:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start and wait until it answers."""
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [*self._prefix, sys.executable, "-m", "mlflow", "server"]
+        command += ["--host", self._address, "--port", str(self.port), "--allowed-hosts", f"{self._address}:*"]
         command += ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}", "--workers", "1"]
         command += ["--artifacts-destination", str(self.folder / "artifacts")]
         environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}

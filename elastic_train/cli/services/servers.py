@@ -65,11 +65,11 @@ def s3_server(folder: Path, weed: str | None, ports: PortPicker, wanted: Sequenc
 
 
 def weed_command(
-    program: str, folder: Path, config: Path, s3: int, master: int, volume: int, filer: int
+    program: str, folder: Path, config: Path, s3: int, master: int, volume: int, filer: int, host: str = HOST
 ) -> Sequence[str]:
-    """SeaweedFS's whole stack in one process, on these ports; ``config`` says who may use it."""
+    """SeaweedFS's whole stack in one process, on these ports of ``host``; ``config`` says who may use it."""
     return [
-        program, "-logtostderr", "server", f"-dir={folder}", f"-ip={HOST}", f"-ip.bind={HOST}", "-filer", "-s3",
+        program, "-logtostderr", "server", f"-dir={folder}", f"-ip={host}", f"-ip.bind={host}", "-filer", "-s3",
         f"-s3.config={config}", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0",
         f"-s3.localSocket={folder / 's3.sock'}", f"-filer.localSocket={folder / 'filer.sock'}",
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}",
