@@ -13,7 +13,6 @@ from elastic_train.cli.job_server import JobServer
 from elastic_train.cli.jobs import Address, Config, Words, admit, follow, split_words
 from elastic_train.cli.options import JobRef
 from elastic_train.cli.submission import GRACE_SECONDS, path_below_here, places, submit_command, what_to_do
-from elastic_train.cli.task_file import Task, prepared, read_task
 
 if TYPE_CHECKING:
     from elastic_train.config.job import Job
@@ -29,6 +28,7 @@ def run(context: typer.Context, words: Words = None, config: Config = None, addr
 
     Relative paths start from $ELASTIC_TRAIN_HOME, or from ~/elastic_train in a folder that Ray has unpacked.
     """
+    from elastic_train.cli.task_file import prepared, read_task
     from elastic_train.config.paths import home
 
     path, overrides = split_words(words, config)
@@ -58,6 +58,8 @@ def submit(
 
     A job whose name has a job folder already goes on from its newest checkpoint.
     """
+    from elastic_train.cli.task_file import Task, prepared, read_task
+
     path, overrides = split_words(words, config)
     task = read_task(path, overrides)
     todo: Task | Job = admit(words, config) if task is None else task
