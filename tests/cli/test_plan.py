@@ -467,7 +467,8 @@ def test_a_finished_run_calibrates(tmp_path: Path) -> None:
         "name: measured\nmodel: {preset: tiny}\ndata: {uri: d, sequence_length: 32}\n"
         "training: {steps: 20, global_batch: 8}\nparallel: {data: zero3}\n"
     )
-    (folder / "job.json").write_text(json.dumps({"config": load_job(job).as_dict()}))
+    record = {"format_version": 1, "identity": {"model": {}}, "config": load_job(job).as_dict()}
+    (folder / "job.json").write_text(json.dumps(record))
     lines = [
         {"step": n, "generation": 1, "layout": "dp_shard4", "seconds": 2.0, "data_seconds": 0.0} for n in range(1, 11)
     ]

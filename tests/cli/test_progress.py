@@ -100,7 +100,8 @@ def test_prepare_shows_bytes_per_second_and_time_left_and_only_on_a_terminal(tmp
 def test_the_audit_counts_steps(tmp_path: Path) -> None:
     job = make_job(make_corpus(tmp_path), tmp_path, "counted")
     store = Store.open(str(tmp_path / "counted"))
-    record = {"config": job.model_dump(mode="json"), "identity": {"data_digest": open_training(job).digest}}
+    identity = {"model": {}, "data_digest": open_training(job).digest}
+    record = {"format_version": 1, "config": job.model_dump(mode="json"), "identity": identity}
     store.write("job.json", [json.dumps(record).encode()])
     store.write("steps.jsonl", [b'{"step": 1}\n{"step": 2}\n'])
     code, stdout, seen = on_a_terminal(tmp_path, "data", "audit", "--job", "./counted")
