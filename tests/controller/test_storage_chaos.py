@@ -165,7 +165,7 @@ def test_hosts_that_still_import_take_the_state_of_a_node_that_is_taken_away(
 
 def start_host_that_imports(run: LocalJob, node: str) -> psutil.Process:
     """A host that joins at once, and whose forkserver does nothing until it is resumed; returns the forkserver."""
-    host = psutil.Process(run.start_host(node, node).pid)
+    host = psutil.Process(run.start_host(node, node, fresh=True).pid)
     while not (children := host.children()):
         assert host.is_running()
         time.sleep(0.001)
