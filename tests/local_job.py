@@ -21,6 +21,7 @@ from elastic_train.cluster.networks import Machine
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.pool import machine_wide, sweep
+from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.status import status_of
 from tests import warm
 from tests.warm import WarmProcess
@@ -28,12 +29,26 @@ from tests.warm import WarmProcess
 ROOT = Path(__file__).resolve().parent.parent
 
 
+class WarmRendezvous(Rendezvous):
+    """The same program, forked from a process that has torch imported."""
+
+    async def start(self) -> None:
+        self._store = warm.start("elastic_train.controller.rendezvous:main", self._address)
+        self.endpoint = (self._address, int(await asyncio.to_thread(self._store.stdout.readline)))
+
+    async def close(self) -> None:
+        self._store.kill()
+        await asyncio.to_thread(self._store.wait)
+        self._store.stdin.close()
+        self._store.stdout.close()
+
+
 class LocalJob:
     """One run of one job. Use as a context manager; ``hosts`` maps names to processes."""
 
     token = "test-token"
     fresh = False
-    """whether all hosts are (see ``start_host``)"""
+    """whether all hosts are (see ``start_host``), and the rendezvous"""
 
     def __init__(self, job: Job, run_id: str = "run0", address: str = "127.0.0.1") -> None:
         self.job = job
@@ -51,7 +66,8 @@ class LocalJob:
         return self
 
     async def _make(self) -> Coordinator:
-        return Coordinator(self.job, self._listen, self.token, self.events.append)
+        rendezvous = Rendezvous(self._listen) if self.fresh else WarmRendezvous(self._listen)
+        return Coordinator(self.job, self._listen, self.token, self.events.append, rendezvous=rendezvous)
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)

@@ -13,7 +13,7 @@ from tests import warm
 
 
 def report() -> None:
-    print(os.environ.get("WARM_TEST"), os.getcwd(), "torch" in sys.modules, sorted(os.listdir("/proc/self/fd"))[:3])
+    print(os.environ.get("WARM_TEST"), os.getcwd(), "torch" in sys.modules, sys.argv[1:])
     sys.exit(int(input()))
 
 
@@ -31,7 +31,7 @@ def test_a_process_has_the_callers_environment_and_folder_and_nothing_else(
 ) -> None:
     monkeypatch.setenv("WARM_TEST", "yes")
     monkeypatch.chdir(tmp_path)
-    process, another = warm.start("tests.test_warm:report"), warm.start("tests.test_warm:wait_for_ever")
+    process, another = warm.start("tests.test_warm:report", "one"), warm.start("tests.test_warm:wait_for_ever")
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0)
@@ -39,7 +39,7 @@ def test_a_process_has_the_callers_environment_and_folder_and_nothing_else(
     process.stdin.close()
     assert process.wait(60) == process.poll() == process.returncode == 7
     process.kill()  # too late, and no error
-    assert process.stdout.read() == f"yes {tmp_path} True ['0', '1', '2']\n"
+    assert process.stdout.read() == f"yes {tmp_path} True ['one']\n"
     assert another.stdout.readline() == "here\n"
     open_files = sorted(int(name) for name in os.listdir(f"/proc/{another.pid}/fd"))
     assert open_files == [0, 1, 2]

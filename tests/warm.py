@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-_MODULES = ("tests.apart_job", "tests.host_program")
+_MODULES = ("elastic_train.controller.rendezvous", "tests.apart_job", "tests.host_program")
 """What the processes would otherwise import, beside what a trainer needs."""
 
 
@@ -84,11 +84,18 @@ class _Warm:
         )
         theirs.close()
 
-    def start(self, function: str) -> WarmProcess:
+    def start(self, function: str, arguments: tuple[str, ...]) -> WarmProcess:
         channel, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stdin, our_stdin = os.pipe()
         our_stdout, stdout = os.pipe()
-        request = json.dumps({"function": function, "folder": os.getcwd(), "environment": dict(os.environ)})
+        request = json.dumps(
+            {
+                "function": function,
+                "arguments": arguments,
+                "folder": os.getcwd(),
+                "environment": dict(os.environ),
+            }
+        )
         given = [stdin, stdout, 2, its_end.fileno()]
         socket.send_fds(self._requests, [request.encode()], given)
         os.close(stdin)
@@ -102,15 +109,17 @@ class _Warm:
 
 
 _warm: _Warm | None = None
+_starting = threading.Lock()
 
 
-def start(function: str) -> WarmProcess:
-    """A process that runs ``function``, "module:name", with pipes as its stdin and stdout."""
+def start(function: str, *arguments: str) -> WarmProcess:
+    """A process that runs ``function``, "module:name", with ``sys.argv[1:]`` and with pipes as its stdin and stdout."""
     global _warm
-    if _warm is None:
-        _warm = _Warm()
-        atexit.register(_warm.close)
-    return _warm.start(function)
+    with _starting:
+        if _warm is None:
+            _warm = _Warm()
+            atexit.register(_warm.close)
+    return _warm.start(function, arguments)
 
 
 class Unborn:
@@ -228,6 +237,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    sys.argv = [request["function"], *request["arguments"]]
     module, _, name = request["function"].partition(":")
     getattr(importlib.import_module(module), name)()
 
