@@ -33,15 +33,15 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Two streams side by side, of about the same length: what waits a lot (Ray clusters, whole jobs), and everything else.
+# Two streams side by side, of about the same length: what needs a Ray cluster, which waits a lot, and everything else.
 test: lint
 	$(MAKE) --jobs=2 --keep-going test-jobs test-rest
 
 test-jobs: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'cluster or whole_job' $(ARGS)
+	$(BIN)/python -m pytest -m cluster $(ARGS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not cluster and not whole_job' $(ARGS)
+	$(BIN)/python -m pytest -m 'not cluster' $(ARGS)
 
 test-fast: lint
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.controller.control_block import ControlBlock
+from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.pool import machine_wide, sweep
-from tests.controller.processes import Program
+from elastic_train.controller.status import status_of
+from tests import warm
+from tests.controller.processes import Conversation
 from tests.local_job import LocalJob
 
-COORDINATOR_PROGRAM = """
-import asyncio, json, sys
-from elastic_train.config.job import Job
-from elastic_train.controller.coordinator import Coordinator
-from elastic_train.controller.status import status_of
+ENDED = ("finished", "failed", "killed")
 
-async def main(order):
-    job, events = Job.model_validate(order.pop("job"), strict=False), []
+
+def be_coordinator() -> None:
+    """The program of the coordinator's process: its order comes as a line of JSON, and every answer is one."""
+    asyncio.run(_coordinate(json.loads(sys.stdin.readline())))
+
+
+async def _coordinate(order: dict[str, Any]) -> None:
+    job = Job.model_validate(order.pop("job"), strict=False)
+    events: list[dict[str, Any]] = []
     coordinator = Coordinator(job, "127.0.0.1", on_event=events.append, **order)
     await coordinator.start()
     print(json.dumps("listening"), flush=True)
@@ -32,10 +40,6 @@ async def main(order):
             coordinator.stop("test")
         print(json.dumps(status_of(coordinator, events)), flush=True)
     await coordinator.close()
-
-asyncio.run(main(json.loads(sys.stdin.readline())))
-"""
-ENDED = ("finished", "failed", "killed")
 
 
 class ApartJob(LocalJob):
@@ -46,7 +50,7 @@ class ApartJob(LocalJob):
         self.hosts, self.events = {}, []
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address: tuple[str, int] = ("127.0.0.1", probe.getsockname()[1])
-        self._program: Program | None = None
+        self._program: Conversation | None = None
 
     def __enter__(self) -> ApartJob:
         self.start_coordinator()
@@ -55,7 +59,7 @@ class ApartJob(LocalJob):
     def launch_coordinator(self) -> None:
         """Start its process and do not wait for it."""
         order = {"job": self.job.as_dict(), "token": self.token, "run_id": self.run_id, "port": self.address[1]}
-        self._program = Program(COORDINATOR_PROGRAM)
+        self._program = Conversation(warm.start("tests.apart_job:be_coordinator"))
         self._program.tell(json.dumps(order))
 
     def await_coordinator(self) -> None:

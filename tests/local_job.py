@@ -21,27 +21,40 @@ from elastic_train.cluster.networks import Machine
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.pool import machine_wide, sweep
+from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.status import status_of
+from tests import warm
+from tests.warm import WarmProcess
 
-HOST_PROGRAM = """
-import json, sys
-from elastic_train.controller.host import HostSettings, run_host
-settings = json.load(sys.stdin)
-settings["coordinator"] = tuple(settings["coordinator"])
-print(run_host(HostSettings(**settings)), flush=True)
-"""
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class WarmRendezvous(Rendezvous):
+    """The same program, forked from a process that has torch imported."""
+
+    async def start(self) -> None:
+        self._store = warm.start("elastic_train.controller.rendezvous:main", self._address)
+        self.endpoint = (self._address, int(await asyncio.to_thread(self._store.stdout.readline)))
+
+    async def close(self) -> None:
+        self._store.kill()
+        await asyncio.to_thread(self._store.wait)
+        self._store.stdin.close()
+        self._store.stdout.close()
 
 
 class LocalJob:
     """One run of one job. Use as a context manager; ``hosts`` maps names to processes."""
 
     token = "test-token"
+    fresh = False
+    """whether all hosts are (see ``start_host``), and the rendezvous"""
 
     def __init__(self, job: Job, run_id: str = "run0", address: str = "127.0.0.1") -> None:
         self.job = job
         self.run_id = run_id
         self._listen = address
-        self.hosts: dict[str, subprocess.Popen[str]] = {}
+        self.hosts: dict[str, subprocess.Popen[str] | WarmProcess] = {}
         self.events: list[dict[str, Any]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -53,7 +66,8 @@ class LocalJob:
         return self
 
     async def _make(self) -> Coordinator:
-        return Coordinator(self.job, self._listen, self.token, self.events.append)
+        rendezvous = Rendezvous(self._listen) if self.fresh else WarmRendezvous(self._listen)
+        return Coordinator(self.job, self._listen, self.token, self.events.append, rendezvous=rendezvous)
 
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
@@ -67,8 +81,15 @@ class LocalJob:
         """The events of one kind so far."""
         return [line for line in self.events if line["event"] == event]
 
-    def start_host(self, name: str, node: str, machine: Machine | None = None) -> subprocess.Popen[str]:
-        """``machine``: of a made-up network; default: this one."""
+    def start_host(
+        self, name: str, node: str, machine: Machine | None = None, fresh: bool = False
+    ) -> subprocess.Popen[str] | WarmProcess:
+        """Start one and do not wait for it.
+
+        Args:
+            machine: of a made-up network; default: this one.
+            fresh: an interpreter of its own, whose forkserver has everything to import; on a ``machine`` always.
+        """
         settings = {
             "coordinator": list(self.address),
             "token": self.token,
@@ -77,8 +98,8 @@ class LocalJob:
             "node_address": machine.address if machine else "127.0.0.1",
             "job": self.job.as_dict(),
         }
-        command = [*(machine.command if machine else ()), sys.executable, "-c", HOST_PROGRAM]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        fresh = fresh or self.fresh or machine is not None
+        process = _begin_fresh(machine) if fresh else warm.start("tests.host_program:warm")
         assert process.stdin is not None
         process.stdin.write(json.dumps(settings))
         process.stdin.close()
@@ -179,6 +200,13 @@ class LocalJob:
         """Lines of steps.jsonl, ledger.jsonl or journal.jsonl."""
         path = Path(self.job.storage.uri) / self.job.name / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _begin_fresh(machine: Machine | None) -> subprocess.Popen[str]:
+    command = [*(machine.command if machine else ()), sys.executable, "-m", "tests.host_program"]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def lines_in_peace(job: Job, step: int) -> list[dict[str, Any]]:

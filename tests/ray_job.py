@@ -165,7 +165,7 @@ def alive(pids: Sequence[int]) -> list[int]:
 
 DRAIN_PROGRAM = """
 import sys, ray
-from elastic_train.controller.ray_internals import drain_node
+from elastic_train.controller.ray_nodes import drain_node
 ray.init(address=sys.argv[1], log_to_driver=False)
 print(drain_node(sys.argv[2], 90.0, "test"))
 """

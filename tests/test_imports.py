@@ -1,4 +1,4 @@
-"""What importing must not load: the command line starts fast, and the engine needs neither Ray nor MLflow."""
+"""What importing must not load: command line and coordinator start fast, the engine needs neither Ray nor MLflow."""
 
 from __future__ import annotations
 
@@ -45,6 +45,10 @@ def test_the_planner_and_the_job_file_need_no_torch() -> None:
 def test_the_driver_needs_no_gpu() -> None:
     """RY-08: it runs on the head, which has none; what it never imports touches no driver of NVIDIA."""
     assert loaded(["elastic_train.controller.run", "elastic_train.controller.ray_actors"], {"torch"}) == set()
+
+
+def test_the_coordinators_actor_needs_neither_ray_train_nor_torch() -> None:
+    assert loaded(["elastic_train.controller.ray_actors"], {"ray.train", "pandas", "torch"}) == set()
 
 
 @pytest.mark.slow

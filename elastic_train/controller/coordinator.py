@@ -74,16 +74,26 @@ class Coordinator:
         on_event: called with each line of the ledger and, as ``{"event": "step", ...}``, of the steps.
         run_id: a coordinator of the same run takes the place of one that has died, and goes on with what its hosts do.
         port: to listen on; 0: any.
+        rendezvous: started and closed with the coordinator. Default: a store in a new process, on ``address``.
     """
 
-    def __init__(self, job: Job, address: str, token: str, on_event: Listener, run_id: str = "", port: int = 0) -> None:
+    def __init__(
+        self,
+        job: Job,
+        address: str,
+        token: str,
+        on_event: Listener,
+        run_id: str = "",
+        port: int = 0,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
         self.job = job
         self._address, self._port, self._run_id = address, port, run_id
         self.on_opened: Callable[[JobFolder], None] = lambda folder: None
         """called on the event loop once the job folder is open, before anything is recorded"""
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = HostServer(token, self._join, self._handle, self._lose, self._fail)
-        self._rendezvous = Rendezvous(address)
+        self._rendezvous = rendezvous or Rendezvous(address)
         self.run = run = CurrentRun(job, on_event)
         """where the job is: for those who look, and for the parts"""
         self._connect_parts(run)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from elastic_train.controller.control_block import ControlBlock
 from elastic_train.controller.wire import LINE_LIMIT, Connection, Message, decode
@@ -74,11 +74,43 @@ def _environment(threads: int) -> dict[str, str]:
     return environment
 
 
-class ForkServerClient:
-    """Owns one forkserver process and the trainers forked from it."""
+class ForkServerProcess(Protocol):
+    """What a host does with the process of its forkserver, which is its child (``subprocess.Popen`` is one)."""
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Reap it. Raises ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+
+
+BeginForkServer = Callable[[int, int, dict[str, str]], ForkServerProcess]
+"""Makes a forkserver of a child of the calling thread. It is given its ends of the command and the event socket, as
+descriptors that stay the caller's, and its environment."""
+
+
+def begin_python(commands: int, events: int, environment: dict[str, str]) -> ForkServerProcess:
+    """In a new interpreter, which has everything to import: some seconds of a core."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "elastic_train.controller.forkserver", str(commands), str(events)],
+        pass_fds=(commands, events),
+        stdin=subprocess.DEVNULL,
+        env=environment,
+    )
+
+
+class ForkServerClient:
+    """Owns one forkserver process and the trainers forked from it.
+
+    Args:
+        threads: of the libraries that compute, in each trainer.
+        begin: how the process comes to be; a caller that has one with everything imported already can give it away.
+    """
+
+    def __init__(self, threads: int, begin: BeginForkServer = begin_python) -> None:
+        self._threads, self._begin = threads, begin
         self._ready: asyncio.Future[float] | None = None
         self._waiting: deque[TrainerProcess] = deque()
         self._trainers: dict[int, TrainerProcess] = {}
@@ -96,18 +128,7 @@ class ForkServerClient:
         self._commands, command_end = socket.socketpair()
         events, event_end = socket.socketpair()
         # Started from the loop's own thread: the child dies with the thread that made it (PR_SET_PDEATHSIG).
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "elastic_train.controller.forkserver",
-                str(command_end.fileno()),
-                str(event_end.fileno()),
-            ],
-            pass_fds=(command_end.fileno(), event_end.fileno()),
-            stdin=subprocess.DEVNULL,
-            env=_environment(self._threads),
-        )
+        self._process = self._begin(command_end.fileno(), event_end.fileno(), _environment(self._threads))
         command_end.close()
         event_end.close()
         reader, self._event_writer = await asyncio.open_unix_connection(sock=events, limit=LINE_LIMIT)

@@ -27,7 +27,7 @@ from elastic_train.checkpoint.image import Adoptable, Image, adoptable, image_na
 from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator_link import Address, CoordinatorLink
-from elastic_train.controller.forkserver_client import ForkServerClient, TrainerProcess
+from elastic_train.controller.forkserver_client import BeginForkServer, ForkServerClient, TrainerProcess, begin_python
 from elastic_train.controller.lease import Lease
 from elastic_train.controller.memory_limit import MemoryCgroup, MemoryWatch
 from elastic_train.controller.partners import PartnerLink
@@ -68,13 +68,19 @@ class Host:
 
     Args:
         find_coordinator: where the coordinator is that has come back; asked in a thread. Default: where it was.
+        begin_forkserver: how the process of its forkserver comes to be.
     """
 
-    def __init__(self, settings: HostSettings, find_coordinator: Callable[[], Address | None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: HostSettings,
+        find_coordinator: Callable[[], Address | None] | None = None,
+        begin_forkserver: BeginForkServer = begin_python,
+    ) -> None:
         self._settings = settings
         self._job = Job.model_validate(settings.job, strict=False)
         self._pool = Pool(self._job.snapshot.directory, machine_wide(self._job), settings.run_id, settings.node_id)
-        self._forkserver = ForkServerClient(self._job.hosts.threads)
+        self._forkserver = ForkServerClient(self._job.hosts.threads, begin_forkserver)
         self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="et-upload")
         self._partners: dict[tuple[str, int], PartnerLink] = {}
         self._uploads: dict[str, str] = {}
@@ -502,11 +508,19 @@ def _told(image: Adoptable) -> Message:
     return {"generation": image.generation, "rank": image.rank, "step": image.step, "image": image.path.name}
 
 
-def run_host(settings: HostSettings, find_coordinator: Callable[[], Address | None] | None = None) -> str:
+def run_host(
+    settings: HostSettings,
+    find_coordinator: Callable[[], Address | None] | None = None,
+    begin_forkserver: BeginForkServer = begin_python,
+) -> str:
     """Run a host (see ``Host``) to its end in the calling thread; returns the reason it ended."""
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    return asyncio.run(_run(settings, find_coordinator))
+    return asyncio.run(_run(settings, find_coordinator, begin_forkserver))
 
 
-async def _run(settings: HostSettings, find_coordinator: Callable[[], Address | None] | None) -> str:
-    return await Host(settings, find_coordinator).run()
+async def _run(
+    settings: HostSettings,
+    find_coordinator: Callable[[], Address | None] | None,
+    begin_forkserver: BeginForkServer,
+) -> str:
+    return await Host(settings, find_coordinator, begin_forkserver).run()

@@ -18,7 +18,7 @@ from elastic_train.controller.coordinator_link import Address
 from elastic_train.controller.drain_watch import DrainWatch
 from elastic_train.controller.host import HostSettings, run_host
 from elastic_train.controller.job_folder import JobMismatch
-from elastic_train.controller.ray_internals import draining_nodes
+from elastic_train.controller.ray_nodes import draining_nodes
 from elastic_train.controller.status import status_of
 from elastic_train.controller.tracking_feed import TrackingFeed
 from elastic_train.data.errors import DataError

@@ -6,11 +6,13 @@ prefixes. Run as ``python -m elastic_train.controller.rendezvous ADDRESS``: prin
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 
 
 def main() -> None:
+    gc.disable()  # there is nothing to collect, neither while torch is imported nor later
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from elastic_train.controller.process_control import end_with_parent, name_process

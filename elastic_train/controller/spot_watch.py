@@ -10,7 +10,7 @@ import logging
 import time
 
 from elastic_train.controller.preempted import GCP_ENDPOINT, Preempted
-from elastic_train.controller.ray_internals import drain_this_machine
+from elastic_train.controller.ray_nodes import drain_this_machine
 from elastic_train.controller.spot_notice import AWS_ENDPOINT, SpotNotice
 
 logger = logging.getLogger(__name__)

@@ -10,21 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.warm import WarmProcess
+
 ROOT = Path(__file__).parents[2]
 
 
-class Program:
-    """A running ``python -c``; ``tell`` writes a line to its stdin, ``hear`` reads one of its stdout."""
+class Conversation:
+    """With a process: ``tell`` writes a line to its stdin, ``hear`` reads one of its stdout."""
 
-    def __init__(self, code: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
-        )
+    def __init__(self, process: subprocess.Popen[str] | WarmProcess) -> None:
+        self.process = process
 
     @property
     def pid(self) -> int:
@@ -51,6 +46,22 @@ class Program:
         assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(60)
+
+
+class Program(Conversation):
+    """A running ``python -c``."""
+
+    def __init__(self, code: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        super().__init__(
+            subprocess.Popen(
+                [sys.executable, "-c", code, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+            )
+        )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from tests.jobs import VOCABULARY, assert_same_curve, make_job
 from tests.local_job import LocalJob, alive
 from tests.recovered import assert_recovered
 
-pytestmark = [pytest.mark.slow, pytest.mark.whole_job]
+pytestmark = pytest.mark.slow
 
 Lines = list[dict[str, Any]]
 

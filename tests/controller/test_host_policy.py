@@ -73,7 +73,8 @@ from ray.train.v2._internal.execution.worker_group import WorkerStatus
 from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from elastic_train.controller.ray_internals import HostPolicy, Lost, count_seats, drain_node
+from elastic_train.controller.ray_internals import HostPolicy, Lost, count_seats
+from elastic_train.controller.ray_nodes import drain_node
 
 SEAT, PLACE = {"CPU": 1}, Path(sys.argv[2])
 

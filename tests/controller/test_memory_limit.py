@@ -86,7 +86,7 @@ def test_trainer_that_hits_the_limit_of_its_cgroup(
     """A host in a group with room for everything but a trainer; then the limit is lifted."""
     job = make_job(corpus, tmp_path, "memory", "hosts.max=2", "parallel.pp=1", "failure.max_errors=20")
     with cgroup("memory") as group, LocalJob(job) as run:
-        host = run.start_host("a0", "a")
+        host = run.start_host("a0", "a", fresh=True)  # its forkserver begins in the group
         (group / "cgroup.procs").write_text(str(host.pid))
         run.wait(lambda status: any(host["state"] == "spare" for host in status["hosts"]))
         used = int((group / "memory.usage_in_bytes").read_text())

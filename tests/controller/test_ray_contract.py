@@ -1,4 +1,6 @@
-"""What ``ray_internals.py`` needs of Ray beyond its public API. A Ray upgrade that breaks any of it fails here by name.
+"""What ``ray_internals.py`` and ``ray_nodes.py`` need of Ray beyond its public API.
+
+A Ray upgrade that breaks any of it fails here by name.
 
 After an upgrade: make these tests and ``test_ray_job.py`` pass, then add the version to ``TESTED_RAY_VERSIONS``.
 """
@@ -43,12 +45,12 @@ try:
 
     from elastic_train.config.job import Job
     from elastic_train.controller.ray_internals import (
-        HEAD_RESOURCE,
         HostPolicy,
         ToleratesLostWorkers,
         host_trainer,
         ray_messages_to_log,
     )
+    from elastic_train.controller.ray_nodes import HEAD_RESOURCE
     from elastic_train.controller.run import RAY_ENVIRONMENT, JobError, run_job
 except ImportError as error:
     raise ImportError(

@@ -21,7 +21,7 @@ from tests.local_job import LocalJob
 from tests.recovered import assert_recovered
 from tests.s3_server import S3Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.whole_job]
+pytestmark = pytest.mark.slow
 
 OUTAGE_SECONDS = 60.0
 
@@ -165,7 +165,7 @@ def test_hosts_that_still_import_take_the_state_of_a_node_that_is_taken_away(
 
 def start_host_that_imports(run: LocalJob, node: str) -> psutil.Process:
     """A host that joins at once, and whose forkserver does nothing until it is resumed; returns the forkserver."""
-    host = psutil.Process(run.start_host(node, node).pid)
+    host = psutil.Process(run.start_host(node, node, fresh=True).pid)
     while not (children := host.children()):
         assert host.is_running()
         time.sleep(0.001)

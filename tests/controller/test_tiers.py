@@ -23,7 +23,7 @@ from tests.s3_server import S3Server, running_s3_server
 from tests.small_memory import can_mount, grow, mounted, pool_of
 from tests.storage.network import Network
 
-pytestmark = [pytest.mark.slow, pytest.mark.whole_job]
+pytestmark = pytest.mark.slow
 
 Lines = list[dict[str, Any]]
 
