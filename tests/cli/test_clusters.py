@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -47,6 +47,13 @@ def cluster_here(folder: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def head_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The root of its processes; there are short-lived ones of ``ip``, too."""
+    with suppress(psutil.NoSuchProcess):
+        return [child for child in psutil.Process(process.pid).children() if "--head" in child.cmdline()]
+    return []
+
+
 def assert_nothing_is_left(pid: int, children: list[psutil.Process]) -> None:
     assert children
     until_none(lambda: alive([child.pid for child in children if child.is_running()]))
@@ -79,21 +86,20 @@ def test_a_cluster_here_ends_with_its_head(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         children = psutil.Process(process.pid).children(recursive=True)
-        (head,) = psutil.Process(process.pid).children()
+        (head,) = head_of(process)
         head.kill()
         assert process.wait(60) == 2
         assert "the head of the cluster has died" in process.stderr.read()
     assert_nothing_is_left(process.pid, children)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130)])
-def test_a_cluster_here_can_be_given_up_while_it_comes_up(tmp_path: Path, number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_here_can_be_given_up_while_it_comes_up(tmp_path: Path, number: signal.Signals) -> None:
     with cluster_here(tmp_path) as process:
-        until(lambda: psutil.Process(process.pid).children())
-        until(lambda: "start" in psutil.Process(process.pid).children()[0].cmdline())
+        until(lambda: head_of(process))
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        assert process.wait(60) == code
+        assert process.wait(60) == 130
     assert_nothing_is_left(process.pid, children)
 
 
