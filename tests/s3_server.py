@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic_train.cli.services.ports import PortPicker
 from elastic_train.cli.services.servers import find_weed, weed_command
 
 START_SECONDS = 60.0
+_PORTS = PortPicker()
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,8 @@ class S3Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` free ports below 45000 whose ports + 10000 are free too: SeaweedFS opens both of each."""
-    found: list[int] = []
-    start = 20000 + os.getpid() * 37 % 20000
-    for port in [*range(start, 45000), *range(20000, start)]:
-        if len(found) == count:
-            break
-        if _is_free(port) and _is_free(port + 10000):
-            found.append(port)
-    return found
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    """``count`` free ports whose ports + 10000 are free too: SeaweedFS opens both of each."""
+    return list(_PORTS.pick("", (), count, pairs=True))
 
 
 def _identity(name: str, access_key: str, secret_key: str, *actions: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import typer.main
 from elastic_train.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("operations.md", "infra.md", "kuberay.md")
+PAGES = ("operations.md", "infra.md", "kuberay.md", "submitting.md", "clusters.md")
 COMMAND = typer.main.get_command(app)
 
 

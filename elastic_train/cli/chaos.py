@@ -121,8 +121,8 @@ def llama3(
 
 def strike(job: str, schedule: list[Fault], address: str | None) -> None:
     """Carry ``schedule`` out and print what happens, a line each, and a summary."""
-    from elastic_train.cli.cluster import cluster_problem
     from elastic_train.cli.folder import job_name
+    from elastic_train.cli.reachable import cluster_problem
     from elastic_train.controller.chaos import NoSuchJob, run_chaos
 
     problem = cluster_problem(address)

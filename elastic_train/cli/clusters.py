@@ -29,6 +29,7 @@ Namespaces = Annotated[
     bool | None, typer.Option(help="Whether each machine has a network of its own; default: when this is root.")
 ]
 
+_LOOK_SECONDS = 1.0
 _PLACE = re.compile(r"[\w-]+-REPLACE-ME")
 
 
@@ -101,16 +102,25 @@ def local(
     if config["provider"]["type"] != "external":
         raise UserError(f"{file}: provider.type={config['provider']['type']} needs `ray up`; here it must be external")
     apart = os.geteuid() == 0 if namespaces is None else namespaces
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # while it comes up it is given up like with Ctrl-C
+    try:
+        with autoscaled_cluster(config, namespaces=apart, include_dashboard=True) as cluster:
+            ended = _signalled()
+            for line in cluster.lines():
+                typer.echo(line)
+            while not ended.wait(_LOOK_SECONDS):
+                if not cluster.head_lives:
+                    raise UserError("the head of the cluster has died, and the cluster with it; start another one")
+    except (ClusterError, NetworkError) as error:
+        raise UserError(f"the cluster did not come up: {error}") from None
+
+
+def _signalled() -> threading.Event:
+    """Set by SIGINT or SIGTERM, which interrupt nothing from now on."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: ended.set())
-    try:
-        with autoscaled_cluster(config, namespaces=apart, include_dashboard=True) as cluster:
-            for line in cluster.lines():
-                typer.echo(line)
-            ended.wait()
-    except (ClusterError, NetworkError) as error:
-        raise UserError(f"the cluster did not come up: {error}") from None
+    return ended
 
 
 @app.command("watch-spot")

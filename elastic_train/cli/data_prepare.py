@@ -175,7 +175,7 @@ def _runner(ray: bool, address: str | None) -> Iterator[Run]:
 
         yield one_by_one
         return
-    from elastic_train.cli.cluster import cluster_problem
+    from elastic_train.cli.reachable import cluster_problem
     from elastic_train.controller.ray_prepare import cluster_runner
 
     if (problem := cluster_problem(address)) is not None:

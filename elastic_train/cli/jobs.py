@@ -183,7 +183,7 @@ def status(
 
 
 def _require_cluster(address: str | None) -> None:
-    from elastic_train.cli.cluster import cluster_problem
+    from elastic_train.cli.reachable import cluster_problem
 
     problem = cluster_problem(address)
     if problem:
@@ -191,7 +191,7 @@ def _require_cluster(address: str | None) -> None:
 
 
 def _live_status(name: str, address: str | None) -> dict[str, object] | None:
-    from elastic_train.cli.cluster import cluster_problem
+    from elastic_train.cli.reachable import cluster_problem
 
     problem = cluster_problem(address)
     if problem:

@@ -9,7 +9,7 @@ import typer
 
 from elastic_train.cli.guard import FAILED, INTERRUPTED, OK
 from elastic_train.cli.huggingface import check_source
-from elastic_train.cli.job_server import JobServer
+from elastic_train.cli.job_server import JobServer, Submission
 from elastic_train.cli.jobs import Address, Config, Words, admit, follow, split_words
 from elastic_train.cli.options import JobRef
 from elastic_train.cli.submission import GRACE_SECONDS, path_below_here, places, submit_command, what_to_do
@@ -76,7 +76,7 @@ def submit(
     for line in () if isinstance(todo, Task) else places(todo):
         typer.echo(line)
     if wait:
-        raise typer.Exit(_follow(server, todo.name))
+        raise typer.Exit(_follow(server, server.newest(identity), todo.name))
 
 
 def logs(
@@ -91,14 +91,13 @@ def logs(
 
     server = JobServer(address)
     if follow_it:
-        raise typer.Exit(_follow(server, job_name(job)))
+        raise typer.Exit(_follow(server, server.newest(job_name(job)), job_name(job)))
     for line in server.log(server.newest(job_name(job))):
         typer.echo(line)
 
 
-def _follow(server: JobServer, name: str) -> int:
+def _follow(server: JobServer, submission: Submission, name: str) -> int:
     """Print the log until the job ends; the exit code of its result. Ctrl-C leaves the job running."""
-    submission = server.newest(name)
     try:
         server.follow(submission, typer.echo)
         ended = server.ended(submission)

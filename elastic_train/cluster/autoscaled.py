@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from elastic_train.cluster.local_machines import HEAD_ID, LocalMachines
@@ -33,17 +35,30 @@ class AutoscaledCluster(LocalCluster):
         head = {} if bridge is None else {"head": bridge.address}
         super().__init__(include_dashboard=include_dashboard, **head)
 
+    @property
+    def head_lives(self) -> bool:
+        return self.nodes[0].process.poll() is None
+
     def lines(self) -> list[str]:
-        """What to do with it, as text."""
-        token = [f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN={os.environ['RAY_AUTH_TOKEN']}"]
+        """What to do with it, for a shell. The token is in a file that only its owner may read."""
         return [
-            *(token if "RAY_AUTH_TOKEN" in os.environ else []),
+            *([f". {shlex.quote(str(self._token_file))}"] if self._token_file.exists() else []),
             f"export RAY_ADDRESS={self.address}",
             f"export RAY_API_SERVER_ADDRESS=http://{self._head}:{self.dashboard_port}",
             "# in another terminal, then: elastic-train submit CONFIG, or ray status",
         ]
 
+    @property
+    def _token_file(self) -> Path:
+        return self.folder / "token"
+
+    def _keep_token(self) -> None:
+        if token := os.environ.get("RAY_AUTH_TOKEN"):
+            self._token_file.touch(mode=0o600)
+            self._token_file.write_text(f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN={shlex.quote(token)}\n")
+
     def _head_options(self) -> list[str]:
+        self._keep_token()
         path = self.folder / "cluster.yaml"
         path.write_text(json.dumps(self._filled_in()))  # JSON is YAML
         return [*super()._head_options(), f"--autoscaling-config={path}"]

@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 
 class NetworkError(RuntimeError):
-    """A command of ``ip`` failed; the message has what it said."""
+    """A command of ``ip`` failed, and the message has what it said; or there is no such program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,17 @@ class Network:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+    said = f"ip {' '.join(arguments)}"
+    try:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+    except OSError as error:
+        what = f"{said} cannot be started ({error.strerror})"
+        raise NetworkError(f"{what}; install iproute2, or give --no-namespaces") from None
+    except subprocess.TimeoutExpired:
+        what = f"{said} did not end within {_COMMAND_SECONDS:g} seconds"
+        raise NetworkError(f"{what}; try again, or give --no-namespaces") from None
     if done.returncode:
-        raise NetworkError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise NetworkError(f"{said}: {done.stderr.strip()}")
     return done.stdout
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +55,19 @@ class LocalNode:
 
     def kill(self) -> None:
         """SIGKILL the raylet and every process of the node: what losing the machine looks like."""
-        for pid in self.pids():
+        for pid in {*self.pids(), *self._session()}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+    def _session(self) -> Iterator[int]:
+        """The processes of the session that the root leads, or led: they may outlive it, as nobody's children."""
+        if self.process.poll() is not None and psutil.pid_exists(self.process.pid):
+            return  # the number is another's by now, so nobody has outlived it
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == self.process.pid:
+                    yield pid
 
     def joins(self) -> bool:
         """Wait until it has joined; False when it has ended, or has not joined for long."""

@@ -16,7 +16,7 @@ from elastic_train.storage.formats import KEY, require_known
 from elastic_train.storage.store import Store, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 UPLOAD_SHARE = 0.1
 """Most of the time that may go into putting a growing S3 object again."""
@@ -34,14 +34,14 @@ def read_json_lines(store: Store, path: str) -> list[dict[str, Any]]:
         data = store.read(path)
     except NotFound:
         return []
-    return _checked(store, path, _whole_lines(data))
+    return _checked(store, path, enumerate(_whole_lines(data), start=1))
 
 
-def _checked(store: Store, path: str, lines: list[bytes]) -> list[dict[str, Any]]:
-    values = [_parse(store, path, f"line {number}", line) for number, line in enumerate(lines, start=1)]
-    for number, value in enumerate(values, start=1):
+def _checked(store: Store, path: str, numbered: Iterable[tuple[int, bytes]]) -> list[dict[str, Any]]:
+    values = [(number, _parse(store, path, f"line {number}", line)) for number, line in numbered]
+    for number, value in values:
         require_known(f"line {number} of {join(store.uri, path)}", value.get(KEY), FORMAT_VERSION)
-    return values
+    return [value for _, value in values]
 
 
 def _whole_lines(data: bytes) -> list[bytes]:
@@ -118,7 +118,8 @@ class JsonLines:
         except NotFound:
             return
         lines = _whole_lines(data)
-        _checked(self._store, self._path, [line for line in lines if f'"{KEY}":'.encode() in line])
+        told = f'"{KEY}":'.encode()
+        _checked(self._store, self._path, ((n, line) for n, line in enumerate(lines, start=1) if told in line))
         if b"".join(lines) != data:
             self._store.write(self._path, lines)
         if not self._local:
@@ -199,11 +200,11 @@ class JsonLines:
             while lines and not keep(_parse(self._store, self._path, f"line {len(lines)}", lines[-1])):
                 lines.pop()
                 dropped += 1
-            self._format_told = self._format_told and not dropped
             if self._local and not lines:
                 dropped += self._cut_file(keep)
             elif dropped and not self._local:
                 self._changed_remotely()
+            self._format_told = self._format_told and not dropped
             return dropped
 
     def _cut_file(self, keep: Callable[[dict[str, Any]], bool]) -> int:

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elastic_train.cli.main import app
+from elastic_train.cli.services.ports import PortPicker
+from elastic_train.cli.services.process import ProcessId, start_detached, wait_until_ready
+from elastic_train.cli.services.record import Record, Service
+from elastic_train.cli.services.secrets_file import read_or_make
+from elastic_train.cli.services.verbs import _environment
 from elastic_train.storage.errors import StorageError
 from elastic_train.storage.store import Store
 from tests.cli.command import elastic_train
+from tests.ray_job import until
 from tests.s3_server import free_ports
 
 
@@ -128,6 +135,39 @@ def test_up_is_idempotent_and_mends_what_has_died(services: tuple[Path, str], en
 
 
 @pytest.mark.slow
+def test_what_a_killed_server_has_left_on_its_port_is_ended(services: tuple[Path, str]) -> None:
+    folder, printed = services
+    root = psutil.Process(shown(folder)["mlflow"]["pid"])
+    children = root.children(recursive=True)
+    assert children
+    os.kill(root.pid, signal.SIGKILL)
+    psutil.wait_procs([root], 10)
+    assert shown(folder)["mlflow"]["state"] == "dead"
+    again = run("up", folder)
+    assert (again.exit_code, again.stdout) == (0, printed), again.stderr
+    assert not [child for child in children if child.is_running()]
+
+
+@pytest.mark.slow
+def test_keys_that_the_running_server_does_not_know(services: tuple[Path, str], tmp_path: Path) -> None:
+    folder, printed = services
+    file, kept = folder / "credentials", tmp_path / "credentials"
+    file.rename(kept)
+    try:
+        lost = run("up", folder)
+        assert not file.exists()
+        file.touch(mode=0o600)
+        file.write_text("export AWS_ACCESS_KEY_ID=local-other\nexport AWS_SECRET_ACCESS_KEY=guessed\n")
+        changed = run("up", folder)
+    finally:
+        kept.rename(file)
+    assert (lost.exit_code, changed.exit_code) == (2, 2)
+    for sentence in (lost.stderr, changed.stderr):
+        assert str(file) in sentence and "elastic-train services down, then up" in sentence
+    assert run("up", folder).stdout == printed
+
+
+@pytest.mark.slow
 def test_another_port_while_it_runs_is_refused(services: tuple[Path, str]) -> None:
     refused = run("up", services[0], "--mlflow-port", "23456")
     assert refused.exit_code == 2
@@ -151,11 +191,69 @@ def test_down_leaves_a_process_that_only_has_the_number(tmp_path: Path) -> None:
             "name": "s3", "url": "http://127.0.0.1:1", "ports": [1], "log": "s3.log", "since": 0.0,
             "process": {"pid": other.pid, "start": "another boot/12345"},
         }  # fmt: skip
-        (tmp_path / "services.json").write_text(json.dumps({"format": 1, "services": [entry]}))
+        before = {"format": 1, "services": [entry]}  # as 0.1.0 named it
+        (tmp_path / "services.json").write_text(json.dumps(before))
         assert shown(tmp_path)["s3"]["state"] == "dead"
         assert run("down", tmp_path).stdout == "s3: did not run\n"
         assert other.poll() is None
         other.communicate(b"\n")
+
+
+def test_a_process_that_died_is_survived_by_its_children(tmp_path: Path) -> None:
+    """Ended with it; but not those of another process that has its number by now."""
+    log = tmp_path / "log"
+    root = start_detached(["sh", "-c", "sleep 60 & echo $!; wait"], tmp_path, {}, log)
+    until(lambda: log.read_text().endswith("\n"))
+    child = psutil.Process(int(log.read_text()))
+    later = str(int(root.start.rpartition("/")[2]) + 1)
+    others = [
+        ProcessId(root.pid, f"another boot/{root.start.rpartition('/')[2]}"),
+        ProcessId(root.pid, f"{root.start.rpartition('/')[0]}/{later}"),
+    ]
+    assert [other.end(signal.SIGTERM) for other in others] == [False, False]
+    os.kill(root.pid, signal.SIGKILL)
+    until(lambda: not root.alive())
+    assert child.is_running()
+    assert others[0].end(signal.SIGTERM) is False
+    assert root.end(signal.SIGTERM) is True
+    assert not child.is_running()
+    assert root.end(signal.SIGTERM) is False
+
+
+def test_a_server_that_speaks_no_http_at_first_is_waited_for() -> None:
+    answers = [b"starting\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answer in answers:
+                connection = listener.accept()[0]
+                with connection:
+                    connection.recv(2**16)
+                    connection.sendall(answer)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        assert wait_until_ready(ProcessId.of(os.getpid()), f"http://127.0.0.1:{listener.getsockname()[1]}", 60.0)
+        server.join(60)
+
+
+def test_a_folder_with_a_space_can_be_read_by_a_shell(tmp_path: Path) -> None:
+    record = Record(tmp_path / "a b; false")
+    with record.locked():
+        read_or_make(record.folder / "credentials")
+        for name in ("s3", "mlflow"):
+            record.put(Service(name, f"http://{name}", (1,), "log", None, 0.0))
+    found = exported("set -e\n" + "\n".join(_environment(record, record.folder)))
+    assert found["AWS_ACCESS_KEY_ID"].startswith("local-")
+
+
+def test_ports_and_those_10000_above_are_never_given_to_clients() -> None:
+    """By Linux as it comes."""
+    for pairs in (False, True):
+        ports = PortPicker().pick("--s3-port", (), count=500, pairs=pairs)
+        assert len(set(ports)) == 500
+        assert min(ports) > 19999  # Ray's workers are below
+        assert max(ports) + 10000 < 32768
 
 
 @pytest.mark.parametrize("option", ["--s3-port", "--mlflow-port"])
@@ -187,7 +285,11 @@ def test_a_server_that_ends_at_once_is_told_with_its_words(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("{", "cannot be read"), ('{"format": 2, "services": []}', "has format 2"), ('{"format": 1}', "cannot be read")],
+    [
+        ("{", "cannot be read"),
+        ('{"format_version": 2, "services": []}', "is of format 2, and this release"),
+        ('{"format_version": 1}', "cannot be read"),
+    ],
 )
 def test_a_record_that_is_not_ours(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "services.json").write_text(text)

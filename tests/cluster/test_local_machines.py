@@ -17,7 +17,9 @@ from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 from ray.autoscaler.v2.instance_manager.node_provider import NodeProviderAdapter
 
 from elastic_train.cluster.local_machines import HEAD_ID, LocalMachines
+from elastic_train.cluster.networks import Network, NetworkError
 from elastic_train.controller.local_cluster import LocalCluster
+from tests.cli.command import ROOT, elastic_train
 from tests.ray_job import alive, until, until_none
 
 WORKER = {TAG_RAY_NODE_KIND: "worker", TAG_RAY_USER_NODE_TYPE: "machine"}
@@ -71,6 +73,20 @@ def test_a_machine_that_cannot_join_is_none(tmp_path: Path, monkeypatch: pytest.
     order(provider)
     assert provider.non_terminated_nodes({}) == [HEAD_ID]
     assert provider.non_terminated_nodes(OTHERS) == []
+
+
+def test_namespaces_where_no_program_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("cluster", "local", str(ROOT / "cluster" / "local.yaml"), "--namespaces")
+    refused = elastic_train(*words, cwd=tmp_path, PATH=str(tmp_path))
+    assert refused.returncode == 2
+    assert "install iproute2, or give --no-namespaces" in refused.stderr
+
+    (tmp_path / "ip").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("elastic_train.cluster.networks._COMMAND_SECONDS", 0.1)
+    with pytest.raises(NetworkError, match=r"ip netns list did not end within 0\.1 seconds"), Network():
+        pass
 
 
 def test_the_head_is_not_ours_to_end(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.recovered import assert_recovered
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 MACHINES_SECONDS = 240.0
-"""So long do machines take to come where much else is done."""
+"""So long do machines take to come, and to go, where much else is done."""
 IS_ROOT = os.geteuid() == 0
 JOB = (
     "parallel.pp=1",
@@ -91,7 +91,7 @@ def test_machines_are_ordered_for_a_job_replaced_when_they_die_and_given_back_af
         killed = before["hosts"][-1]
         kill_machine(killed["pid"])
         paused = run.pause(generation=before["generation"] + 1)
-        run.wait(lambda status: len(status["hosts"]) == 4)
+        run.wait(lambda status: len(status["hosts"]) == 4, MACHINES_SECONDS)
         run.resume(paused)
         after = trains(run, hosts=4, generation=before["generation"] + 2)
         nodes = {host["node"] for host in after["hosts"]}
@@ -101,7 +101,7 @@ def test_machines_are_ordered_for_a_job_replaced_when_they_die_and_given_back_af
         outcome = run.finish()
     assert (outcome["state"], outcome["exit_code"]) == ("killed", 143), outcome
     assert run.noise == []
-    until(lambda: watch.look() == {"demand": [], "nodes": 0})
+    until(lambda: watch.look() == {"demand": [], "nodes": 0}, MACHINES_SECONDS)
     calm = make_job(corpus, tmp_path / "calm", "calm", *JOB, "hosts.max=1")
     causes = {"start", "growth", "host_lost"}
     assert_recovered(run.lines, lines_in_peace(calm, outcome["step"]), causes, tolerance=1e-4)
@@ -113,11 +113,11 @@ def test_wish_of_a_waiting_job_ends_with_its_driver(
 ) -> None:
     """Five seats are more than there can ever be, so none is ordered."""
     with RayJob(make_job(corpus, tmp_path, "waits", "hosts.min=5", "hosts.max=5", *JOB), cluster.address) as run:
-        until(lambda: watch.look()["demand"])
+        until(lambda: watch.look()["demand"], MACHINES_SECONDS)
         assert run.status["hosts"] == []
         if end == "SIGTERM":
             run.driver.terminate()
             assert run.finish()["exit_code"] == 143
         else:
             run.driver.kill()
-    until(lambda: watch.look() == {"demand": [], "nodes": 0}, seconds=20.0)
+    until(lambda: watch.look() == {"demand": [], "nodes": 0}, MACHINES_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic_train.config.operation import StorageConfig
-from elastic_train.storage.errors import StorageError
+from elastic_train.storage.errors import FutureFormat, StorageError
 from elastic_train.storage.json_lines import JsonLines, read_json_lines
 from elastic_train.storage.store import Store
 from tests.s3_server import S3Server
@@ -94,6 +94,24 @@ def test_what_stays_of_a_long_log_is_not_looked_at_again(store: Store) -> None:
     assert log.cut(lambda line: False) == 0
     log.close()
     assert read_json_lines(store, "steps.jsonl") == []
+
+
+def test_the_format_is_told_again_when_the_line_that_told_it_is_cut_off(store: Store) -> None:
+    log = JsonLines(store, "log", format_version=1)
+    log.append({"n": 1})
+    log.append({"n": 2})
+    assert log.cut(lambda line: False) == 2
+    log.append({"n": 3})
+    log.append({"n": 4})
+    log.close()
+    assert read_json_lines(store, "log") == [{"format_version": 1, "n": 3}, {"n": 4}]
+
+
+def test_a_line_of_a_later_release_is_named_by_its_place_in_the_log(store: Store) -> None:
+    store.write("log", [b'{"n":1}\n{"n":2}\n{"format_version":99,"n":3}\n'])
+    for read in (JsonLines, read_json_lines):
+        with pytest.raises(FutureFormat, match=r"line 3 of .*/log: is of format 99"):
+            read(store, "log")
 
 
 def test_a_damaged_line_cannot_be_cut_off(store: Store) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastic_train import __version__
 from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest, read_catalog
 from elastic_train.checkpoint.hf_source import kept_source
 from elastic_train.checkpoint.manifest import CheckpointId
@@ -26,7 +27,12 @@ from tests.jobs import assert_same_curve
 from tests.local_job import LocalJob
 from tests.upgrades.write_release import old_job
 
-RELEASES = sorted(Path(__file__).parent.glob("release_*"))
+
+def version(release: Path) -> list[int]:
+    return [int(number) for number in release.name.split("_")[1:]]
+
+
+RELEASES = sorted(Path(__file__).parent.glob("release_*"), key=version)
 NEWEST = RELEASES[-1]
 CLAIM, MANIFEST = "checkpoints/claim-00000001.json", "checkpoints/step-00000006-c1.json"
 
@@ -100,7 +106,7 @@ def test_a_file_of_a_later_release_is_refused_and_left_alone(
         take_over(job_store(job), "test", 1.0)
     sentence = str(refused.value)
     assert path in sentence
-    assert f"is of format 99, and this release of elastic_train (0.1.0) reads {reads}; use the release" in sentence
+    assert f"is of format 99, and this release of elastic_train ({__version__}) reads {reads}; use" in sentence
     assert file.read_bytes() == content
     with pytest.raises(FutureFormat), LocalJob(job):
         pass
@@ -146,4 +152,4 @@ def test_the_command_line_says_so_too(words: tuple[str, ...], tmp_path: Path) ->
     result = elastic_train(*words, str(job_folder), cwd=tmp_path, RAY_ADDRESS="127.0.0.1:9")
     assert result.returncode == 2, result.stdout + result.stderr
     (sentence,) = result.stderr.splitlines()
-    assert "is of format 99, and this release of elastic_train (0.1.0) reads format" in sentence
+    assert f"is of format 99, and this release of elastic_train ({__version__}) reads format" in sentence

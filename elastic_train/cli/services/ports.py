@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from elastic_train.cli.guard import UserError
 
-_LOWEST, _HIGHEST = 20000, 30000
-"""Below what the kernel gives to outgoing connections, also with 10000 added."""
+_LOWEST, _HIGHEST = 20000, 22768
+"""Above what Ray gives to its workers (up to 19999), and with 10000 added still below what the kernel gives to outgoing
+connections (from 32768)."""
 
 
 class PortPicker:

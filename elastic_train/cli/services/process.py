@@ -1,4 +1,7 @@
-"""A process that outlives the command that started it, and is known again later: by its number and its start time."""
+"""A process that outlives the command that started it, and is known again later: by its number and its start time.
+
+It leads a session of its own, by which its processes are found once it is dead itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +40,7 @@ class ProcessId:
             return False
 
     def memory(self) -> int:
-        """Bytes that it and its children have in memory; 0 when it is gone."""
+        """Bytes that it and its children have in memory; 0 when all are gone."""
         total = 0
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -45,12 +48,16 @@ class ProcessId:
         return total
 
     def end(self, number: signal.Signals) -> bool:
-        """Send ``number`` to it, then SIGKILL to what is left of it and its children; False when it is gone already."""
+        """Send ``number`` to it, then SIGKILL to what is left of it and its children; False when all are gone already.
+
+        When only it is gone, its children get ``number``.
+        """
         tree = self._tree()
         if not tree:
             return False
-        with contextlib.suppress(psutil.NoSuchProcess):
-            tree[0].send_signal(number)  # psutil looks at the start time again
+        for process in [one for one in tree if one.pid == self.pid] or tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)  # psutil looks at the start time again
         _, left = psutil.wait_procs(tree, timeout=0 if number == signal.SIGKILL else END_SECONDS)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -60,10 +67,29 @@ class ProcessId:
 
     def _tree(self) -> list[psutil.Process]:
         try:
-            root = psutil.Process(self.pid)
-            return [root, *root.children(recursive=True)] if self.alive() else []
+            root = psutil.Process(self.pid) if self.alive() else None
+            tree = [root, *root.children(recursive=True)] if root else []
         except psutil.NoSuchProcess:
-            return []
+            tree = []
+        return tree + [process for process in self._session() if process not in tree]
+
+    def _session(self) -> Iterator[psutil.Process]:
+        """The living processes of the session that it leads, or led.
+
+        The kernel gives its number to nobody while one of them lives: one that began earlier, or on another boot, is of
+        somebody else's session.
+        """
+        with contextlib.suppress(OSError):
+            if _start(self.pid) != self.start:
+                return
+        boot, _, ticks = self.start.rpartition("/")
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) != self.pid or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                its_boot, _, its_ticks = _start(process.pid).rpartition("/")
+                if its_boot == boot and int(its_ticks) >= int(ticks):
+                    yield process
 
 
 def _start(pid: int) -> str:
@@ -89,6 +115,7 @@ def start_detached(command: Sequence[str], folder: Path, environment: Mapping[st
 
 def wait_until_ready(process: ProcessId, url: str, seconds: float) -> bool:
     """Whether ``url`` answers with 200 within ``seconds`` while the process lives."""
+    import http.client
     import urllib.request
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -98,6 +125,6 @@ def wait_until_ready(process: ProcessId, url: str, seconds: float) -> bool:
             with opener.open(url, timeout=2) as reply:
                 if reply.status == 200 and process.alive():
                     return True
-        except OSError:
+        except (OSError, http.client.HTTPException):  # nobody listens, or it is no HTTP yet
             time.sleep(0.1)
     return False

@@ -13,8 +13,9 @@ from typing import Any
 from elastic_train.cli.guard import UserError
 from elastic_train.cli.services.process import ProcessId
 from elastic_train.cli.services.servers import KINDS
+from elastic_train.storage.formats import KEY, require_known
 
-FORMAT = 1
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,12 @@ class Record:
         self.services: dict[str, Service] = {}
 
     def load(self) -> Record:
-        """Raises UserError when the file is not one of ours."""
+        """Raises UserError when the file is not one of ours, FutureFormat when a later release has written it."""
         if not self._file.exists():
             return self
         try:
             read: dict[str, Any] = json.loads(self._file.read_text())
-            if read["format"] != FORMAT:
-                raise UserError(
-                    f"{self._file} has format {read['format']!r}, and this version knows {FORMAT}; use the version of "
-                    "elastic-train that wrote it"
-                )
+            require_known(str(self._file), read.get(KEY), FORMAT_VERSION)
             self.services = {entry["name"]: _service(entry) for entry in read["services"] if entry["name"] in KINDS}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self._file} cannot be read ({error}); remove it once its servers are ended") from None
@@ -67,7 +64,7 @@ class Record:
         self.services[service.name] = service
         entries = [asdict(each) for each in self.services.values()]
         temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"format": FORMAT, "services": entries}, indent=1))
+        temporary.write_text(json.dumps({KEY: FORMAT_VERSION, "services": entries}, indent=1))
         temporary.rename(self._file)
 
     @contextmanager

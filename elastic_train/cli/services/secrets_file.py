@@ -19,7 +19,7 @@ class Credentials:
 
 
 def read_or_make(file: Path) -> Credentials:
-    """Lines ``export NAME=VALUE``, which a shell can read; made when there are none yet. Raises UserError."""
+    """Lines ``export NAME=VALUE``, which a shell can read; made when there is no file yet. Raises UserError."""
     if not file.exists():
         made = Credentials(f"local-{secrets.token_hex(8)}", secrets.token_urlsafe(30))
         lines = [f"export {name}={value}\n" for name, value in zip(_NAMES, _values(made), strict=True)]

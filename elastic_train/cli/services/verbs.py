@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,9 @@ from elastic_train.cli.options import AsJson
 from elastic_train.cli.services.process import start_detached, wait_until_ready
 from elastic_train.cli.services.record import Record, Service
 from elastic_train.cli.services.servers import KINDS, Server, mlflow_server, s3_server
+
+if TYPE_CHECKING:
+    from elastic_train.cli.services.secrets_file import Credentials
 
 BUCKET = "elastic-train"
 JOBS = f"s3://{BUCKET}/jobs"
@@ -30,11 +34,10 @@ def up(
 ) -> None:
     """Start the services that do not run, wait until they answer, and print the environment that jobs need."""
     from elastic_train.cli.services.ports import PortPicker
-    from elastic_train.cli.services.secrets_file import read_or_make
 
     folder, ports = folder.absolute(), PortPicker()
     with Record(folder).locked() as record:
-        keys = read_or_make(folder / "credentials")
+        keys = _keys(record)
         servers = []  # all is looked at before the first one is started
         if _must_start(record, "s3", s3_port):
             wanted = _wanted(record, "s3", s3_port)
@@ -44,15 +47,30 @@ def up(
         started = [_start(record, server) for server in servers]
         for service in record.services.values():  # also one that an interrupted command has left starting
             _await(service, started)
-        _make_bucket(record.services["s3"].url, keys.access_key, keys.secret_key)
+        _make_bucket(record, keys)
     for line in _environment(record, folder):
         typer.echo(line)
 
 
+def _keys(record: Record) -> Credentials:
+    """Those of the file, or new ones. Raises UserError when the S3 server runs with keys whose file is gone."""
+    from elastic_train.cli.services.secrets_file import read_or_make
+
+    file, s3 = record.folder / "credentials", record.services.get("s3")
+    if s3 is not None and s3.running and not file.exists():
+        raise UserError(
+            f"{file} is gone, and s3 runs with the keys that were in it; elastic-train services down, then up makes "
+            "new ones"
+        )
+    return read_or_make(file)
+
+
 def _must_start(record: Record, name: str, port: int | None) -> bool:
-    """Raises UserError when it runs on another port than the given one."""
+    """Ends what one that died has left behind. Raises UserError when it runs on another port than the given one."""
     service = record.services.get(name)
     if service is None or not service.running:
+        if service is not None and service.process is not None:
+            service.process.end(KINDS[name].end_signal)
         return True
     if port not in (None, service.ports[0]):
         raise UserError(
@@ -93,25 +111,34 @@ def _await(service: Service, started: list[Service]) -> None:
     raise typer.Exit(FAILED)
 
 
-def _make_bucket(url: str, access_key: str, secret_key: str) -> None:
+def _make_bucket(record: Record, keys: Credentials) -> None:
+    """Raises UserError when the server does not let the keys do it."""
     import boto3
     from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
 
+    url = record.services["s3"].url
     client: Any = boto3.client(
         "s3",
         endpoint_url=url,
-        aws_access_key_id=access_key,
-        aws_secret_access_key=secret_key,
+        aws_access_key_id=keys.access_key,
+        aws_secret_access_key=keys.secret_key,
         region_name="us-east-1",
         config=Config(s3={"addressing_style": "path"}, proxies={}),
     )
-    if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
-        client.create_bucket(Bucket=BUCKET)
+    try:
+        if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
+            client.create_bucket(Bucket=BUCKET)
+    except (ClientError, BotoCoreError) as error:
+        raise UserError(
+            f"the S3 server at {url} does not give the bucket {BUCKET} to the keys of {record.folder / 'credentials'} "
+            f"({error}); elastic-train services down, then up starts it with these keys"
+        ) from None
 
 
 def _environment(record: Record, folder: Path) -> list[str]:
     return [
-        f". {folder / 'credentials'}   # AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        f". {shlex.quote(str(folder / 'credentials'))}   # AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         f"export AWS_ENDPOINT_URL={record.services['s3'].url}",
         f"export MLFLOW_TRACKING_URI={record.services['mlflow'].url}",
         f"# job files: storage.uri={JOBS} tracking.uri={record.services['mlflow'].url}",
