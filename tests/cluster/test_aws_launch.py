@@ -42,11 +42,12 @@ def account(aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 @pytest.fixture(scope="module")
 def place(aws: Aws) -> dict[str, str]:
-    """What the cluster file is to be filled in with; the private subnet has a public one beside it."""
+    """What the cluster file is to be filled in with; the private subnet is not the first of its zone."""
     ec2 = aws.client("ec2")
-    vpc, routes, (private, _) = aws.network()
-    public = ec2.create_subnet(VpcId=vpc, CidrBlock="10.1.9.0/24", AvailabilityZone=f"{REGION}a")["Subnet"]["SubnetId"]
+    vpc, routes, (public, _) = aws.network()
     ec2.modify_subnet_attribute(SubnetId=public, MapPublicIpOnLaunch={"Value": True})
+    made = ec2.create_subnet(VpcId=vpc, CidrBlock="10.1.9.0/24", AvailabilityZone=f"{REGION}a")
+    private = made["Subnet"]["SubnetId"]
     outputs = aws.deploy("cluster", VpcId=vpc, VpcCidr="10.1.0.0/16", RouteTableIds=routes)
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     return {**outputs, "ami": image, "subnet": private}
