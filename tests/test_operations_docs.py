@@ -10,6 +10,8 @@ import pytest
 import typer.main
 
 from elastic_train.cli.main import app
+from elastic_train.cluster.cluster_file import read_cluster
+from tests.cli.command import elastic_train
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("operations.md", "infra.md", "kuberay.md", "submitting.md", "clusters.md")
@@ -46,6 +48,13 @@ def test_commands_and_their_options_are_there(page: str) -> None:
     assert [mistake for words in found if (mistake := mistakes(words))] == []
 
 
+@pytest.mark.parametrize("page", [path.name for path in sorted((ROOT / "docs").glob("*.md"))])
+def test_data_are_prepared_on_a_cluster_with_both_options(page: str) -> None:
+    """`--address` alone is refused."""
+    assert [words for words in commands(text(page)) if words[:2] == ["data", "prepare"] and "--address" in words
+            and "--ray" not in words] == []  # fmt: skip
+
+
 @pytest.mark.parametrize("line", ["checkpoint repair NAME", "services restart", "stop NAME --graceful 3", "fix"])
 def test_one_that_is_not_there_is_noticed(line: str) -> None:
     assert mistakes(commands(f"say `elastic-train {line}`")[0])
@@ -80,3 +89,42 @@ def test_parameters_of_the_templates_are_there() -> None:
     parameters = [name for row in rows for name in re.findall(r"\w+", row)]
     assert len(parameters) > 5
     assert [name for name in parameters if f"\n  {name}:\n" not in template] == []
+
+
+EXAMPLE = re.findall(r"^\| `elastic-train ([^`]+)` \| (.*\d.*) \|$", text("operations.md"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "says"), EXAMPLE, ids=lambda value: value.split()[0])
+def test_the_example_of_costs_is_what_the_commands_print(command: str, says: str, tmp_path: Path) -> None:
+    done = elastic_train(*command.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = [float(number) for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", done.stdout)]
+    named = re.findall(r"\$?(\d[\d,.]*\d) (?:s a step|days|failures)|(\d[\d.]*) %|\$(\d[\d,]*\d)", says)
+    figures = ["".join(each).replace(",", "") for each in named]
+    assert len(figures) >= 3
+    for figure in figures:
+        decimals = len(figure.partition(".")[2])
+        assert figure in {f"{number:.{decimals}f}" for number in printed}, figure
+
+
+def test_the_example_is_there() -> None:
+    assert [command.split()[0] for command, _ in EXAMPLE] == ["plan", "simulate", "simulate"]
+
+
+def test_quotas_are_those_of_the_cluster_file() -> None:
+    config = read_cluster(ROOT / "cluster" / "aws.yaml")
+    kinds = config["available_node_types"]
+    for kind in ("gpu", "gpu-spot"):
+        machines, cpus = kinds[kind]["max_workers"], kinds[kind]["resources"]["CPU"]
+        assert f"| {machines} x {cpus} = {machines * cpus} vCPUs |" in text("operations.md")
+    disk = kinds["gpu"]["node_config"]["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"]
+    machines = config["max_workers"] + 1
+    assert f"| {machines} x {disk} GB = {machines * disk / 1000} TB |" in text("operations.md")
+
+
+def test_a_rayjob_is_reached_as_the_page_says() -> None:
+    """A command that goes to a cluster from outside says where; a RayJob's service has no name that is known before."""
+    page = text("kuberay.md")
+    reached = [words for words in commands(page) if words[0] in ("stop", "status") and len(words) > 1]
+    assert reached and all("--address" in words for words in reached)
+    assert "elastic-train-head-svc" not in page

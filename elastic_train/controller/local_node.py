@@ -24,11 +24,15 @@ _PR_SET_PDEATHSIG = 1
 _START_SECONDS = 60.0
 _STARTED = "Ray runtime started"
 """What ``ray start`` prints once its node has joined."""
-_ENVIRONMENT = {
-    "RAY_worker_niceness": "0",
+HEALTH_CHECKS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
+}
+"""Of the head: a node that is gone is noticed within 3 s. Heads in ``cluster/`` have the same."""
+_ENVIRONMENT = {
+    **HEALTH_CHECKS,
+    "RAY_worker_niceness": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a node whose owner is gone has nobody to wait for

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import botocore.session
 import botocore.validate
 import click
 import pytest
+import ray.autoscaler
 import typer
 from ray.autoscaler._private.aws.config import _configure_from_network_interfaces
 from ray.scripts.scripts import start
@@ -19,6 +21,7 @@ from ray.scripts.scripts import start
 from elastic_train.cli.main import app
 from elastic_train.cluster.cluster_file import most_seats, read_cluster
 from elastic_train.config.errors import ConfigError
+from elastic_train.controller.local_node import HEALTH_CHECKS
 from elastic_train.controller.ray_versions import TESTED_RAY_VERSIONS
 from tests.cli.command import ROOT, elastic_train
 
@@ -68,6 +71,14 @@ def test_commands_are_of_this_shell_and_of_this_ray(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FOR_RAY_UP)
+def test_a_machine_that_is_gone_is_noticed_as_in_the_tests(name: str) -> None:
+    (command,) = [each for each in read_cluster(FOLDER / name)["head_start_ray_commands"] if "ray start" in each]
+    before, _, _ = command.partition("ray start")
+    exported = dict(word.split("=") for word in shlex.split(before) if "=" in word)
+    assert exported.items() >= HEALTH_CHECKS.items()
+
+
+@pytest.mark.parametrize("name", FOR_RAY_UP)
 def test_machines_get_the_token_and_all_that_an_installation_needs(name: str) -> None:
     mounts = read_cluster(FOLDER / name)["file_mounts"]
     assert mounts["~/.ray/auth_token"] == "~/.ray/auth_token"
@@ -87,6 +98,28 @@ def test_files_and_versions_that_are_named_exist(path: Path) -> None:
         if "pip install" in line:
             assert "--constraint" in line or re.search(r"==[\d.]+$", line), f"{line} pins nothing"
     assert not re.search(r"AKIA|PRIVATE KEY|password|secret", text, re.IGNORECASE)
+
+
+def test_the_extra_gcp_has_what_ray_imports_for_google_cloud() -> None:
+    """Ray's provider needs packages that neither Ray nor this package asks for otherwise, here and on the head."""
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gcp"]
+    asked = {re.split(r"[<>=]", each)[0] for each in extra}
+    asked |= {"google-auth", "httplib2"}  # of google-api-python-client
+    assert asked <= VERSIONS.keys()
+    provider = Path(ray.autoscaler.__file__).parent / "_private" / "gcp"
+    source = "\n".join(path.read_text() for path in provider.glob("*.py"))
+    imported = set(re.findall(r"^(?:import|from) (google\w*|httplib2)", source, re.MULTILINE))
+    packages = {
+        "google": "google-auth",
+        "google_auth_httplib2": "google-auth-httplib2",
+        "googleapiclient": "google-api-python-client",
+        "httplib2": "httplib2",
+    }
+    assert {packages[name] for name in imported} == asked
+    (command,) = read_cluster(FOLDER / "gcp.yaml")["head_setup_commands"]
+    assert shlex.split(command)[-2:] == ["--editable", "~/elastic-train[gcp]"]
+    for text in ("cluster/gcp.yaml", "docs/clusters.md"):
+        assert "'.[gcp]'" in (ROOT / text).read_text()
 
 
 @pytest.mark.parametrize("name", FOR_RAY_UP)
@@ -122,9 +155,12 @@ def test_aws_takes_the_machines() -> None:
     shape = botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
     for name, kind in config["available_node_types"].items():
         request = {**kind["node_config"], "MinCount": 1, "MaxCount": 1}
+        if "SubnetIds" in request:  # Ray's own field, of which it takes one; a SubnetId beside it is overwritten
+            (request["SubnetId"],) = request.pop("SubnetIds")
         report = botocore.validate.ParamValidator().validate(request, shape)
         assert not report.has_errors(), f"{name}: {report.generate_report()}"
         assert kinds[name]["node_config"].get("SecurityGroupIds"), name
+        assert set(kinds[name]["node_config"]["SubnetIds"]) == {"subnet-REPLACE-ME"}, name
     assert "InstanceMarketOptions" not in config["available_node_types"]["head"]["node_config"]
     assert config["available_node_types"]["gpu-spot"]["node_config"]["InstanceMarketOptions"]["MarketType"] == "spot"
     cards = [card["NetworkCardIndex"] for card in kinds["gpu"]["node_config"]["NetworkInterfaces"]]

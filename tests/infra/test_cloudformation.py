@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
 import yaml
+from mlflow.server.security_utils import is_allowed_host_header
 
 from elastic_train.checkpoint.manifest import CheckpointId, object_path
 from elastic_train.checkpoint.verify import choose_checkpoint
@@ -33,6 +35,7 @@ DATA = f"{BUCKET}/data/wiki/shard-00000.arrow"
 ELSEWHERE = f"{BUCKET}/mlflow/1/artifact"
 OTHER = "arn:aws:s3:::another-bucket/jobs/llama/checkpoints/step-00000010-g1/rank-00000.bin"
 INSTANCE = "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
+SPOT_REQUEST = "arn:aws:ec2:us-east-1:123456789012:spot-instances-request/*"  # made with a spot machine, has no id yet
 
 # fmt: off
 MAY = [  # action, resource, allowed to the head, allowed to a worker
@@ -62,6 +65,7 @@ MAY = [  # action, resource, allowed to the head, allowed to a worker
     ("s3:CreateBucket",               OTHER,     False, False),
     ("ec2:DescribeInstances",         "*",       True,  False),
     ("ec2:RunInstances",              INSTANCE,  False, False),  # without the cluster's tag: see below
+    ("ec2:RunInstances",              SPOT_REQUEST, True, False),
     ("ec2:TerminateInstances",        INSTANCE,  False, False),
     ("iam:CreateUser",                "*",       False, False),
 ]
@@ -344,5 +348,26 @@ def test_mlflow_is_deployed_with_its_database(
     (container,) = ecs.describe_task_definition(taskDefinition=arn)["taskDefinition"]["containerDefinitions"]
     environment = {each["name"]: each["value"] for each in container["environment"]}
     assert environment["DATABASE_HOST"] == outputs["DatabaseAddress"]
-    assert f"http://{environment['MLFLOW_SERVER_ALLOWED_HOSTS']}" == outputs["TrackingUri"]
+    assert outputs["TrackingUri"].startswith("http://") and outputs["TrackingUri"].endswith(".amazonaws.com:5000")
+    _only_own_names_are_served(environment["MLFLOW_SERVER_ALLOWED_HOSTS"])
     assert "PASSWORD" not in " ".join(environment)  # it comes from the secret
+
+
+def test_mlflow_has_time_to_make_its_tables_and_its_database_is_not_deleted_by_mistake() -> None:
+    """moto leaves both out. Without the time a first start is ended, and the stack rolls back (docs/infra.md)."""
+    resources = read("mlflow")["Resources"]
+    assert resources["Service"]["Properties"]["HealthCheckGracePeriodSeconds"] >= 300
+    assert resources["Database"]["Properties"]["DeletionProtection"] is True
+    assert resources["Database"]["DeletionPolicy"] == "Snapshot"
+
+
+def _only_own_names_are_served(allowed_hosts: str) -> None:
+    """By MLflow's own check. Clients send the load balancer's name in small letters, whatever capitals AWS gave it."""
+    hosts = [host.strip() for host in allowed_hosts.split(",")]
+    name = "internal-mlflow-Balan-1Q2W3E4R5T6Y-1234567890.us-east-1.elb.amazonaws.com"
+    sent = requests.Request("GET", f"http://{name}:5000/").prepare().url
+    assert sent == f"http://{name.lower()}:5000/"
+    for host in (f"{name}:5000", f"{name.lower()}:5000", "localhost:5000", "127.0.0.1:5001"):  # the last: a tunnel
+        assert is_allowed_host_header(hosts, host), host
+    for host in ("evil.example:5000", "localhost.evil.example:5000", "elb.amazonaws.com:5000", ""):
+        assert not is_allowed_host_header(hosts, host), host

@@ -21,9 +21,11 @@ import pytest
 import ray
 import yaml
 
+from elastic_train.cli.job_server import GRACE, JOB
 from elastic_train.config.load import parse_job
 from elastic_train.config.sizes import parse_size
 from elastic_train.controller.local_cluster import LocalCluster, LocalNode
+from elastic_train.controller.local_node import HEALTH_CHECKS
 from elastic_train.controller.ray_versions import TESTED_RAY_VERSIONS
 from tests.infra.manifests import FOLDER, VARIANTS, Manifest, build, problems
 from tests.ray_job import until
@@ -110,7 +112,7 @@ def test_one_image_with_a_tag_for_all_and_one_version_of_ray(variant: str) -> No
 
 @every_variant
 def test_shared_memory_is_a_volume_that_fits_into_the_limit(variant: str) -> None:
-    """Without one a pod has 64 MB (NVIDIA/nccl#525); and what is in it counts as the container's memory."""
+    """RY-10: without one a pod has 64 MB (NVIDIA/nccl#525); and what is in it counts as the container's memory."""
     for group in groups(variant):
         spec = group["template"]["spec"]
         (container,) = spec["containers"]
@@ -279,6 +281,36 @@ def test_spot_machines_are_tolerated_by_their_group_alone() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
+@every_variant
+def test_the_head_is_never_on_a_spot_machine(variant: str) -> None:
+    """With it the cluster ends. Where there are no spot machines, nothing is asked of the head's machine."""
+    spec = cluster_spec(variant)
+    head, *workers = (group["template"] for group in groups(variant))
+    kinds = {template["spec"].get("nodeSelector", {}).get("karpenter.sh/capacity-type") for template in workers}
+    assert ("spot" in kinds) == ("cpu" not in spec["workerGroupSpecs"][0]["groupName"])
+    if "spot" in kinds:
+        assert head["spec"]["nodeSelector"] == {"karpenter.sh/capacity-type": "on-demand"}
+        assert head["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+    assert head["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
+@every_variant
+def test_the_heads_logs_are_where_kuberay_puts_those_of_the_autoscaler(variant: str) -> None:
+    """KubeRay mounts the volume ``ray-logs`` at /tmp/ray of the autoscaler's container, and makes one if there is none:
+    the autoscaler's log would lie where the dashboard does not look.
+    """
+    spec = cluster_spec(variant)["headGroupSpec"]["template"]["spec"]
+    (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["mountPath"] == "/tmp/ray"]
+    assert mount["name"] == "ray-logs"
+    assert [each["name"] for each in spec["volumes"]].count("ray-logs") == 1
+
+
+@every_variant
+def test_a_node_that_is_gone_is_noticed_as_in_the_tests(variant: str) -> None:
+    (container,) = cluster_spec(variant)["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {each["name"]: each.get("value") for each in container["env"]}.items() >= HEALTH_CHECKS.items()
+
+
 def test_the_head_finds_its_redis() -> None:
     options = cluster_spec("gpu-ha")["gcsFaultToleranceOptions"]
     (service,), (redis,) = named("gpu-ha", "Service"), named("gpu-ha", "StatefulSet")
@@ -309,6 +341,8 @@ def test_the_job_file_is_where_the_entrypoint_looks_and_valid(variant: str) -> N
     assert parsed.hosts.max <= seats
     environment = yaml.safe_load(job["spec"]["runtimeEnvYAML"])["env_vars"]
     assert environment["RAY_JOB_STOP_SIGNAL"] == "SIGTERM"
+    # How `elastic-train stop NAME` knows what is to be stopped, and how long it may take.
+    assert job["spec"]["metadata"] == {JOB: parsed.name, GRACE: environment["RAY_JOB_STOP_WAIT_TIME_S"]}
 
 
 def _seats(container: dict[str, Any], device: str, cpus: float) -> int:
