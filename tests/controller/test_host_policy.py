@@ -242,7 +242,7 @@ lost = [index for index in range(3) if nodes[index] == nodes[2]]
 def decide():
     statuses = {i: WorkerStatus(running=i not in lost, return_value=Lost() if i in lost else None) for i in range(3)}
     policy.make_decision_for_running_worker_group(state, SimpleNamespace(worker_statuses=statuses))
-    return [policy._joiners[index].in_bundle for index in lost]
+    return [index not in policy._joiners or policy._joiners[index].in_bundle for index in lost]
 
 deadline = time.monotonic() + 120
 while any(decide()) and time.monotonic() < deadline:
