@@ -217,11 +217,3 @@ def lines_in_peace(job: Job, step: int) -> list[dict[str, Any]]:
         calm.stop()
         calm.finish()
         return calm.lines("steps")[:step]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

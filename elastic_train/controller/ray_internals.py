@@ -3,15 +3,16 @@
 Four things are bent. A worker group whose workers die stays RUNNING, so that the survivors' processes are untouched
 (a ``WorkerGroupCallback`` that rewrites the poll status). The size of the group and the replacement of lost workers are
 decided by our own ``ScalingPolicy``: replacements are plain actors that run the same host function, in the placement
-group bundle of the lost worker, so that Ray Train never restarts the group, not even when none of its own workers is
-left. The controller actor's handle is handed out, so that a run can be aborted while it waits for machines. And what
-Ray would print into the driver's terminal goes to the log.
+group bundle of the lost worker while its node is there, so that Ray Train never restarts the group, not even when none
+of its own workers is left. The controller actor's handle is handed out, so that a run can be aborted while it waits for
+machines. And what Ray would print into the driver's terminal goes to the log.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, ClassVar
 
 import ray
 from ray._private import worker as ray_worker
+from ray._raylet import RAY_NODE_ID_KEY  # type: ignore[attr-defined]
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import (
     NoopDecision,
@@ -49,8 +51,6 @@ _NOOP_PAUSE_SECONDS = 0.2
 """Ray Train's controller spins while the policy answers Noop for a group that is not running."""
 _JOINER_PAUSE_SECONDS = 2.0
 """A host that dies at once is not started again faster than this."""
-_BUNDLE_SECONDS = 3.0
-"""So long may a replacement wait for its bundle while there are free seats outside the placement group."""
 _LEAVE_SECONDS = 10.0
 """After the job's end: how long replacements may take to return before they are killed."""
 
@@ -90,7 +90,6 @@ class _Joiner:
     started: Any
     ended: Any
     in_bundle: bool
-    asked: float
 
 
 class HostPolicy(ScalingPolicy):
@@ -128,6 +127,8 @@ class HostPolicy(ScalingPolicy):
         self._over_since: float | None = None
         self._first_look: float | None = None
         self._wishes: list[PlacementGroup] = []
+        self._started_from = scaling_config
+        """by which Ray Train makes its placement group; in its controller a copy of ours"""
 
     @property
     def _seat_resources(self) -> dict[str, float]:
@@ -136,6 +137,7 @@ class HostPolicy(ScalingPolicy):
     def after_controller_start(self, train_run_context: Any) -> None:
         """In place of the base class, whose request for resources is not ours to make."""
         HostPolicy._of_this_process = self
+        self._started_from = train_run_context.scaling_config
         self._on_controller(ray.get_runtime_context().current_actor)
 
     def _get_num_workers_for_resource_request(self) -> int:
@@ -144,20 +146,34 @@ class HostPolicy(ScalingPolicy):
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         now = time.monotonic()
         self._first_look = self._first_look or now
-        free = count_seats(self._seat_resources)
+        places = free_seats(self._seat_resources)
+        free = places.total()
         sizes = [self._minimum, self._maximum - self._minimum]
         placed = [_is_placed(group) for group in self._wishes]
-        seats = free + sum(size for size, is_placed in zip(sizes, placed, strict=False) if is_placed)
+        for group, is_placed in zip(self._wishes, placed, strict=True):
+            places.update(_nodes_of(group).values() if is_placed else ())
+        seats = places.total()
         if seats >= self._maximum or (seats >= self._minimum and now - self._first_look >= self._wait_seconds):
             # A group that is removed while Ray is placing it keeps its node's resources for ever.
             if all(is_placed or size > free for size, is_placed in zip(sizes, placed, strict=False)):
                 self._first_look = None
                 self._withdraw_wishes()
-                return ResizeDecision(num_workers=min(seats, self._maximum), resources_per_worker=self._seat_resources)
+                return self._start_on(places)
         elif all(placed):
             self._wish(sizes[len(placed) :])
         time.sleep(_NOOP_PAUSE_SECONDS)
         return NoopDecision()
+
+    def _start_on(self, places: Counter[str]) -> ResizeDecision:
+        """A group on as many of the seats as the job takes, each bundle bound to its node.
+
+        Ray's control plane tries without a pause to place the bundles of a lost node again, which occupies it for as
+        long as the node is missing; a bundle that belongs to a node that is no more it leaves alone. What is lost with
+        a node is replaced outside the group anyway.
+        """
+        seats = [node for node, count in places.most_common() for _ in range(count)][: self._maximum]
+        self._started_from.label_selector = [{RAY_NODE_ID_KEY: node} for node in seats]
+        return ResizeDecision(num_workers=len(seats), resources_per_worker=self._seat_resources)
 
     def _wish(self, sizes: list[int]) -> None:
         """Let the seats that the job needs, and once it has those the rest, wait to be placed.
@@ -187,13 +203,12 @@ class HostPolicy(ScalingPolicy):
         group = worker_group_state.placement_group_handle.placement_group
         indices = (worker_group_state.workers[rank].placement_group_bundle_index for rank in lost)
         bundles = {index for index in indices if index is not None}  # Ray Train places every worker in a bundle
-        ending = _on_draining_nodes(group, bundles) if bundles else set()
-        for bundle in bundles - ending:
+        gone = _on_nodes_that_leave(group, bundles) if bundles else set()
+        for bundle in bundles - gone:
             self._ask(bundle, group)
-        for seat in (*ending, *range(len(statuses), self._maximum)):
+        for seat in (*gone, *range(len(statuses), self._maximum)):
             self._ask(seat, None)
-        self._leave(ending)
-        self._reseat(group, bundles - ending)
+        self._leave(gone)
         return NoopDecision()
 
     @classmethod
@@ -238,32 +253,13 @@ class HostPolicy(ScalingPolicy):
             )
         actor: Any = ray.remote(_JoinerHost).options(**options).remote()
         started, ended = actor.started.remote(), actor.run.remote(self._run_host)
-        self._joiners[seat] = _Joiner(actor, started, ended, group is not None, now)
+        self._joiners[seat] = _Joiner(actor, started, ended, group is not None)
 
-    def _leave(self, ending: set[int]) -> None:
-        """Ask elsewhere for what waits in a bundle whose node is being drained: nothing starts there any more."""
-        for seat in ending:
+    def _leave(self, gone: set[int]) -> None:
+        """Ask elsewhere for what waits in a bundle whose node is lost or being drained: nothing starts there."""
+        for seat in gone:
             if (joiner := self._joiners.get(seat)) is not None and joiner.in_bundle and not _is_done(joiner.started):
                 self._ask_again(seat, None)
-
-    def _reseat(self, group: Any, bundles: set[int]) -> None:
-        """Move replacements that wait in the wrong place.
-
-        Ray places a group's lost bundles all together or not at all: while it cannot, free seats that are fewer are
-        used without them. Once the bundles are placed they hold the seats, and only in them can a host start.
-        """
-        waiting = {seat: joiner for seat, joiner in self._joiners.items() if not _is_done(joiner.started)}
-        if not bundles.intersection(waiting):
-            return
-        if _is_placed(group):
-            for seat in [seat for seat in bundles.intersection(waiting) if not waiting[seat].in_bundle]:
-                self._ask_again(seat, group)
-            return
-        patience = time.monotonic() - _BUNDLE_SECONDS
-        stuck = [seat for seat, joiner in waiting.items() if joiner.in_bundle and joiner.asked <= patience]
-        free = count_seats(self._seat_resources) - sum(not joiner.in_bundle for joiner in waiting.values())
-        for seat in stuck[: max(free, 0)]:
-            self._ask_again(seat, None)
 
     def _ask_again(self, seat: int, group: Any | None) -> None:
         ray.kill(self._joiners.pop(seat).actor)
@@ -276,10 +272,16 @@ def _is_placed(group: Any) -> bool:
     return bool(placement_group_table(group)["state"] == "CREATED")
 
 
-def _on_draining_nodes(group: Any, bundles: set[int]) -> set[int]:
-    """Those of the ``bundles`` whose node Ray is told will be taken away."""
-    nodes, draining = placement_group_table(group)["bundles_to_node_id"], draining_nodes()
-    return {bundle for bundle in bundles if nodes[bundle] in draining}
+def _nodes_of(group: Any) -> dict[int, str]:
+    """Bundle -> id of its node; "" when that is lost."""
+    nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return nodes
+
+
+def _on_nodes_that_leave(group: Any, bundles: set[int]) -> set[int]:
+    """Those of the ``bundles`` whose node is lost, or will be taken away as Ray is told."""
+    nodes, draining = _nodes_of(group), draining_nodes()
+    return {bundle for bundle in bundles if not nodes[bundle] or nodes[bundle] in draining}
 
 
 def _is_done(ref: Any) -> bool:
@@ -296,13 +298,18 @@ class _JoinerHost:
         return run_host()
 
 
-def count_seats(seat: dict[str, float]) -> int:
-    """How many hosts with resources ``seat`` the nodes that stay have free at this moment."""
+def free_seats(seat: dict[str, float]) -> Counter[str]:
+    """Node -> how many hosts with resources ``seat`` it has free at this moment, of the nodes that stay."""
     from ray._private.state import available_resources_per_node
 
     draining = draining_nodes()
-    free = [resources for node, resources in available_resources_per_node().items() if node not in draining]
-    return sum(int(min(node.get(name, 0.0) // amount for name, amount in seat.items() if amount)) for node in free)
+    free = {node: resources for node, resources in available_resources_per_node().items() if node not in draining}
+    return Counter(
+        {
+            node: int(min(resources.get(name, 0.0) // amount for name, amount in seat.items() if amount))
+            for node, resources in free.items()
+        }
+    )
 
 
 class HostTrainer(DataParallelTrainer):

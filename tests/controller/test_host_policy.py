@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_train.controller.local_cluster import LocalCluster
-from tests.controller.processes import program
+from tests.controller.processes import Program, program
 from tests.ray_job import refill
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -20,7 +21,7 @@ import ray
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
 from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group_table
-from elastic_train.controller.ray_internals import HostPolicy, count_seats
+from elastic_train.controller.ray_internals import HostPolicy, free_seats
 
 def decide(policy):
     while not isinstance(decision := policy.make_decision_for_non_running_worker_group(), ResizeDecision):
@@ -48,9 +49,9 @@ for number in range(int(sys.argv[2])):
         ray.kill(each)
     found["freed meanwhile"].append(decide(waiting))
     deadline = time.monotonic() + 20
-    while count_seats({"CPU": 1}) < 4 and time.monotonic() < deadline:
+    while free_seats({"CPU": 1}).total() < 4 and time.monotonic() < deadline:
         time.sleep(0.05)
-found["seats"] = count_seats({"CPU": 1})
+found["seats"] = free_seats({"CPU": 1}).total()
 print(json.dumps(found))
 """
 
@@ -73,7 +74,7 @@ from ray.train.v2._internal.execution.worker_group import WorkerStatus
 from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from elastic_train.controller.ray_internals import HostPolicy, Lost, count_seats
+from elastic_train.controller.ray_internals import HostPolicy, Lost, free_seats
 from elastic_train.controller.ray_nodes import drain_node
 
 SEAT, PLACE = {"CPU": 1}, Path(sys.argv[2])
@@ -104,7 +105,7 @@ def decide():
     return policy._joiners[1]
 
 assert decide().in_bundle  # and waits there, as the worker has not gone
-free = count_seats(SEAT)
+free = free_seats(SEAT).total()
 assert drain_node(node, 300.0, "test") == ""
 ray.kill(worker)
 deadline = time.monotonic() + 60
@@ -117,10 +118,10 @@ while not (PLACE.exists() and PLACE.read_text()) and time.monotonic() < deadline
 for _ in range(3):
     assert decide() is again
 there = PLACE.read_text()
-found = {"elsewhere": there != node, "free": free, "then": count_seats(SEAT)}
+found = {"elsewhere": there != node, "free": free, "then": free_seats(SEAT).total()}
 assert drain_node(next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU") and n["NodeID"]
                        not in (there, *placement_group_table(group)["bundles_to_node_id"].values())), 300.0, "") == ""
-print(json.dumps(found | {"when that is drained too": count_seats(SEAT)}))
+print(json.dumps(found | {"when that is drained too": free_seats(SEAT).total()}))
 """
 
 
@@ -199,3 +200,78 @@ def test_a_group_is_not_over_before_the_replacements_have_returned(
         found = json.loads(asked.hear())
     left = [1] if ended == "worker" else [0, 1, 2]  # nobody knows of the end yet, and rank 0 is replaced, too
     assert found == {"seats": [1, 2], "waits": [True] * 3, "left": left}
+
+
+LOST = """
+import json, sys, time
+from types import SimpleNamespace
+import ray
+from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
+from ray.train.v2._internal.execution.worker_group import WorkerStatus
+from ray.train.v2.api.config import ScalingConfig
+from ray.util import placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from elastic_train.controller.ray_internals import HostPolicy, Lost
+
+@ray.remote(num_cpus=1)
+class Worker:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+def run_host():
+    time.sleep(600)
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+scaling = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 1})
+policy = HostPolicy(scaling, 1, 3, 0.0, run_host, id)
+while not isinstance(decision := policy.make_decision_for_non_running_worker_group(), ResizeDecision):
+    pass
+selectors = scaling._label_selector_per_worker(decision.num_workers)
+group = placement_group([{"CPU": 1}] * decision.num_workers, bundle_label_selector=selectors)
+ray.get(group.ready())
+places = [PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=i) for i in range(3)]
+nodes = [ray.get(Worker.options(scheduling_strategy=place).remote().node.remote()) for place in places]
+addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+print(json.dumps({"nodes": nodes, "address": addresses[nodes[2]]}), flush=True)
+sys.stdin.readline()  # the node of one or two of them is killed
+
+workers = [SimpleNamespace(placement_group_bundle_index=index) for index in range(3)]
+state = SimpleNamespace(workers=workers, placement_group_handle=SimpleNamespace(placement_group=group))
+lost = [index for index in range(3) if nodes[index] == nodes[2]]
+
+def decide():
+    statuses = {i: WorkerStatus(running=i not in lost, return_value=Lost() if i in lost else None) for i in range(3)}
+    policy.make_decision_for_running_worker_group(state, SimpleNamespace(worker_statuses=statuses))
+    return [index not in policy._joiners or policy._joiners[index].in_bundle for index in lost]
+
+deadline = time.monotonic() + 120
+while any(decide()) and time.monotonic() < deadline:
+    time.sleep(0.1)
+table = placement_group_table(group)
+placed = [bool(node) for node in table["bundles_to_node_id"].values()]
+print(json.dumps({"in bundles": decide(), "lost": lost, "placed": placed, "state": table["stats"]["scheduling_state"]}))
+"""
+
+
+def test_what_a_lost_node_had_is_asked_for_outside_the_group_whose_bundles_ray_lets_rest(
+    ray_cluster: LocalCluster,
+) -> None:
+    """Ray would else try all the time to place them on nodes that have not enough left: a core of the head is busy."""
+    refill(ray_cluster, nodes=2, cpus=2)
+    with program(LOST, ray_cluster.address) as asked:
+        told = said(asked)
+        nodes = told["nodes"]
+        assert sorted(map(nodes.count, set(nodes))) == [1, 2]
+        ray_cluster.kill_node(next(node for node in ray_cluster.nodes if node.address == told["address"]))
+        asked.tell()
+        found = said(asked)
+    lost = [index for index in range(3) if nodes[index] == nodes[2]]
+    kept = [index not in lost for index in range(3)]
+    assert found == {"in bundles": [False] * len(lost), "lost": lost, "placed": kept, "state": "INFEASIBLE"}
+
+
+def said(asked: Program) -> dict[str, Any]:
+    """What a program prints, without what Ray prints about the lost node."""
+    while not (line := asked.hear()).startswith("{"):
+        pass
+    return dict(json.loads(line))

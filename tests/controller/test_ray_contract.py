@@ -25,6 +25,7 @@ try:
     from ray._private import auto_init_hook
     from ray._private import worker as ray_worker
     from ray._private.state import GlobalState, available_resources_per_node
+    from ray._raylet import RAY_NODE_ID_KEY
     from ray.runtime_context import RuntimeContext
     from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
     from ray.train.v2._internal import constants
@@ -116,6 +117,17 @@ def test_hooks_and_their_parameters() -> None:
     expect(HostPolicy.__abstractmethods__, frozenset())
     expect(fields(ResizeDecision), {"num_workers", "resources_per_worker"})
     expect(fields(NoopDecision), set())
+
+
+def test_a_group_is_made_from_the_label_selectors_of_the_runs_own_scaling_config() -> None:
+    expect(RAY_NODE_ID_KEY, "ray.io/node-id")
+    source = inspect.getsource(TrainController._start_worker_group)
+    assert "self._train_run_context.scaling_config" in source, HINT
+    assert "._label_selector_per_worker(num_workers)" in source, HINT
+    scaling = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 1})
+    scaling.label_selector = [{RAY_NODE_ID_KEY: "a"}, {RAY_NODE_ID_KEY: "b"}]
+    expect(scaling._label_selector_per_worker(2), [{RAY_NODE_ID_KEY: "a"}, {RAY_NODE_ID_KEY: "b"}])
+    assert "bundle_label_selector=worker_group_context.label_selector" in inspect.getsource(WorkerGroup), HINT
 
 
 def test_worker_group() -> None:
