@@ -47,13 +47,13 @@ def smallest_that_fits(space: Space, memory_limit: int) -> int | None:
     memory = MemoryFloor(space)
 
     def fits(count: int) -> bool:
-        return any(memory.fits(mesh, memory_limit) for mesh in space.meshes(count))
+        return any(memory.fits(mesh, memory_limit) for widest in space.widest(count) for mesh in memory.ends(widest))
 
+    if memory.anywhere > memory_limit or not fits(MOST_GPUS):
+        return None
     high = 1
     while not fits(high):
         high *= 2
-        if high > MOST_GPUS:
-            return None
     low = high // 2 + 1
     while low < high:  # what fits on some fits on more: the others may be idle
         middle = (low + high) // 2
@@ -83,7 +83,9 @@ def _changes(space: Space, gpus: int, memory_limit: int) -> Iterator[str]:
 def _first_that_fits(space: Space, gpus: int, memory_limit: int) -> Held | None:
     """Of the smallest tp, then pp and cp."""
     memory = MemoryFloor(space)
-    for mesh in sorted(space.meshes(gpus)):
+    if memory.anywhere > memory_limit:
+        return None
+    for mesh in sorted(mesh for widest in space.widest(gpus) for mesh in memory.ends(widest)):
         if memory.fits(mesh, memory_limit):
             return memory.leanest(mesh)
     return None

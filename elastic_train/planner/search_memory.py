@@ -136,6 +136,34 @@ class MemoryFloor:
         """Whether ``least`` is at most ``limit`` bytes."""
         return self._state <= limit * mesh.world_size and any(self.of(mesh, way) <= limit for way in self._lean(mesh))
 
+    @property
+    def anywhere(self) -> int:
+        """Bytes that some rank needs on any number of accelerators: it looks tokens up in the whole embedding.
+
+        Cut over the tensor ranks of a node only; data ranks gather their parts of it.
+        """
+        model, space = self._space.job.model, self._space
+        tp = space.per_node if "tp" in space.free else int(space.job.parallel.tp)
+        return self._runtime + self._number * model.vocab_size * model.hidden_size // tp
+
+    def ends(self, widest: Mesh) -> list[Mesh]:
+        """Those with its sizes of tp, pp and cp, and at most its data ranks, of which one fits if any does."""
+        meshes = iter([widest, *self._space.narrower(widest)])
+        valid = next((mesh for mesh in meshes if violated(*self._space.easiest(mesh)) is None), None)
+        rest = list(meshes)
+        if valid is None:
+            return []
+        return [valid, *(rest[-1:] if self.grows(valid) else rest)]
+
+    def grows(self, mesh: Mesh) -> bool:
+        """Whether ``least`` of fewer data ranks is no less, but for one alone.
+
+        Not where another cut of the replicas may leave more shards, or other schedules have enough micro-batches.
+        """
+        parallel, slots = self._space.job.parallel, self._space.slots
+        same = "data" in self._space.free or parallel.data != "hsdp"
+        return same and (mesh.pp == 1 or -(-slots // mesh.data_ranks) >= mesh.pp)
+
     def fits(self, mesh: Mesh, limit: int) -> bool:
         """Whether some options fit in ``limit`` bytes."""
         if violated(*self._space.easiest(mesh)) is not None or not self.may_fit(mesh, limit):
