@@ -71,7 +71,7 @@ def rank_layouts(
     pp and cp, then options in the order of ``planner.search_space``. ``best`` is empty if nothing fits:
     ``planner.impossible`` says why.
     """
-    limit = accelerator.memory_bytes if memory_limit is None else memory_limit
+    limit = accelerator.memory_for(gpus) if memory_limit is None else memory_limit
     return _Search(space_of(job, accelerator.per_node), accelerator, limit, shown).run(gpus)
 
 
@@ -272,7 +272,9 @@ class _Search:
         for held in filter(None, (self._memory.leanest(mesh) for _, mesh in nearest)):
             answer.reject(MEMORY, held.too_much(self._limit), held.fullest.total)
         if too_big:
-            answer.rejected.setdefault(MEMORY, Rejected(MEMORY)).count = sum(1 + self._meshes[mesh].as_big for mesh in too_big)
+            answer.rejected.setdefault(MEMORY, Rejected(MEMORY)).count = sum(
+                1 + self._meshes[mesh].as_big for mesh in too_big
+            )
 
 
 def _name(mesh: Mesh) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -94,6 +95,7 @@ class MemoryFloor:
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
         self._state = 0 if job.parallel.offload else job.model.num_parameters * _STATE[job.optimizer.name]
         self._number, self._runtime = numbers_of(job).compute, RUNTIME[device]
+        self._number_and_gradient = self._number + numbers_of(job).gradient
 
     def of(self, mesh: Mesh, way: Way) -> int:
         sharing, schedule, micro_batch, recompute = way
@@ -138,13 +140,14 @@ class MemoryFloor:
 
     @property
     def anywhere(self) -> int:
-        """Bytes that some rank needs on any number of accelerators: it looks tokens up in the whole embedding.
+        """Bytes that some rank needs on any number of accelerators: for the whole embedding and its gradient.
 
-        Cut over the tensor ranks of a node only; data ranks gather their parts of it.
+        Only the tensor ranks of a node cut them. All strategies hold at some moment twice the matrix, one of them as
+        gradients are reduced: with zero3 at the end of the backward pass, elsewhere anyway.
         """
         model, space = self._space.job.model, self._space
         tp = space.per_node if "tp" in space.free else int(space.job.parallel.tp)
-        return self._runtime + self._number * model.vocab_size * model.hidden_size // tp
+        return self._runtime + self._number_and_gradient * model.vocab_size * model.hidden_size // tp
 
     def ends(self, widest: Mesh) -> list[Mesh]:
         """Those with its sizes of tp, pp and cp, and at most its data ranks, of which one fits if any does."""
@@ -168,8 +171,10 @@ class MemoryFloor:
         """Whether some options fit in ``limit`` bytes."""
         if violated(*self._space.easiest(mesh)) is not None or not self.may_fit(mesh, limit):
             return False
-        held = self.leanest(mesh)
-        return held is not None and held.fullest.total <= limit
+        ways = sorted((self.of(mesh, way), order, way) for order, way in enumerate(self._lean(mesh)))
+        questions = (self._space.question(mesh, *way) for least, _, way in ways if least <= limit)
+        asked = itertools.islice((question for question in questions if violated(*question) is None), _LOOKS)
+        return any(fullest_rank(*question).total <= limit for question in asked)
 
     def _lean(self, mesh: Mesh) -> Iterator[Way]:
         """For each schedule and sharing the smallest micro-batch with the most recomputation that goes with it.
