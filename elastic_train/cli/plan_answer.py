@@ -96,7 +96,7 @@ def _as_is(question: Question, ranking: Ranking) -> str:
     job, each = question.job, question.accelerator.per_node
     nodes = [each] * (question.gpus // each) + ([question.gpus % each] if question.gpus % each else [])
     try:
-        layout = choose_layout(job, nodes).layout
+        layout = choose_layout(job, nodes, most=job.hosts.max).layout
     except NoLayout as error:
         return f"as the file is: {error}"
     plan = Candidate(job, layout, fullest_rank(job, layout), step_time(job, layout, question.accelerator))

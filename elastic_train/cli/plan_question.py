@@ -57,6 +57,7 @@ class Question:
 def question_of(asked: Asked) -> Question:
     """Raises UserError and ConfigError with what is wrong and what would do."""
     from elastic_train.planner.hardware import accelerator
+    from elastic_train.planner.impossible import MOST_GPUS
 
     path, overrides = _split(asked)
     _check_size(asked.gpu_memory)
@@ -66,6 +67,9 @@ def question_of(asked: Asked) -> Question:
     else:
         job = _from_file(path, asked, overrides)
     gpus = job.hosts.max if asked.gpus is None else asked.gpus
+    if gpus > MOST_GPUS:
+        where = "hosts.max=" if asked.gpus is None else "--gpus "
+        raise UserError(f"{where}{gpus}: no layout is looked for on more than {MOST_GPUS:,} accelerators")
     kind = asked.gpu
     if kind is None:
         kind = "cpu" if path is not None and job.hosts.device == "cpu" else DEFAULT_GPU
@@ -78,7 +82,13 @@ def question_of(asked: Asked) -> Question:
         if path is None:
             assumed.append(f"--tokens {tokens:.4g} ({steps:,} steps)")
     return Question(
-        job, gpus, chosen, chosen.memory_bytes if limit is None else limit, tokens, assumed, path is not None
+        job,
+        gpus,
+        chosen,
+        chosen.memory_for(max(1, gpus)) if limit is None else limit,
+        tokens,
+        assumed,
+        path is not None,
     )
 
 

@@ -123,11 +123,13 @@ def _cells(number: int, row: Priced) -> tuple[object, ...]:
 
 
 def options_text(options: dict[str, str | int | bool]) -> str:
-    """``zero3 resharded, micro-batch 2, recompute full, interleaved_1f1b v4``"""
+    """``zero3 resharded, micro-batch 2, recompute full, ulysses, interleaved_1f1b v4``"""
     parts = [f"{options['data']}{' resharded' if options.get('reshard_after_forward') else ''}"]
     parts.append(f"micro-batch {options['micro_batch']}")
     if options["recompute"] != "none":
         parts.append(f"recompute {options['recompute']}")
+    if "context" in options:
+        parts.append(str(options["context"]))
     if "pipeline" in options:
         stages = f" v{options['virtual_stages']}" if "virtual_stages" in options else ""
         parts.append(f"{options['pipeline']}{stages}")

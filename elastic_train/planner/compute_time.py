@@ -27,8 +27,10 @@ _NORMS_AND_SUMS = 10
 """Numbers of the hidden size moved in a block: two norms read and write, two sums read two and write one."""
 _GATE = {True: 3, False: 5}
 """Numbers of the inner size moved by ``silu(gate) * up``, if compiled and if not (``silu`` and the product)."""
-_ROTATION = {True: 2, False: 8}
-"""Numbers moved for each of q and k: compiled; else two products, two halves put together, and a sum."""
+_ROTATION = {(True, 2): 4, (True, 4): 8, (False, 2): 36, (False, 4): 40}
+"""Bytes moved for each number of q and k, by whether it is compiled, and the bytes of a number: compiled they are read
+and written. Else (``model.rotary``) two products, 6 each in bf16, negation of a half, 2, two halves put together, 4, a
+sum in float32, 12, and rounding, 6; in float32 8 each, 4, 8, 12 and none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _pass_times(
 
     products = [product(*sizes, fast) for sizes in _products(model, cut.tp)]
     attention, scores = _attention(model, cut, number, plain, bandwidth, accelerator.masked_attention)
-    rest = number * _moved(model, cut) / bandwidth
+    rest = _moved(model, cut, number) / bandwidth
     forward = sum(products) + attention + rest
     again = {
         "none": 0.0,
@@ -150,9 +152,9 @@ def _attention(
     return max(computed, moved / bandwidth), computed / 2
 
 
-def _moved(model: ModelConfig, cut: _Cut) -> float:
-    """Numbers that a block reads and writes outside its products, forwards; norms and sums have the tokens cut."""
+def _moved(model: ModelConfig, cut: _Cut, number: int) -> float:
+    """Bytes that a block reads and writes outside its products, forwards; norms and sums have the tokens cut."""
     queries = (model.num_attention_heads + model.num_key_value_heads) * model.head_size / cut.tp
     each = _NORMS_AND_SUMS * model.hidden_size / cut.tp
-    each += _ROTATION[cut.compiled] * queries + _GATE[cut.compiled] * model.intermediate_size / cut.tp
-    return cut.tokens * each
+    each += _GATE[cut.compiled] * model.intermediate_size / cut.tp
+    return cut.tokens * (number * each + _ROTATION[cut.compiled, number] * queries)

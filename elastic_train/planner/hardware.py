@@ -26,7 +26,7 @@ class Accelerator:
 
     name: str
     memory_bytes: int
-    """what torch can allocate of it, before anything is allocated"""
+    """what torch can allocate of it, before anything is allocated; of CPUs, whose ranks share cores, of the node"""
     peak_flops: dict[str, float] = field(hash=False)
     """precision -> dense FLOP/s of matrix products; fp32 without TF32, which the engine leaves off"""
     memory_bytes_per_second: float
@@ -79,6 +79,10 @@ class Accelerator:
         if not self.mesh or self.per_node == 1:
             return self.link_bytes_per_second
         return self.link_bytes_per_second * max(1, ranks - 1) / (self.per_node - 1)
+
+    def memory_for(self, ranks: int) -> int:
+        """Bytes that each of ``ranks`` may have."""
+        return self.memory_bytes // (1 if self.computing_at_once is None else min(ranks, self.per_node))
 
     def sharing(self, ranks: int) -> float:
         """How many ranks share one computing unit when ``ranks`` of them run: 1 where each has its own."""
@@ -224,6 +228,7 @@ _CPU = Accelerator(
     overlaps=False,
     sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU, _THIS_CPU)
     | dict.fromkeys(_HOP_FIELDS, _THIS_CPU)
+    | {"memory_bytes": "MemTotal of that machine, rounded; its ranks share it"}
     | {"efficiency": _THIS_CPU, "fp8_share": "no fp8 units", "transfer_efficiency": _THIS_CPU}
     | {"exchange_seconds": _THIS_CPU}
     | {"masked_attention": "torch's flash kernel for CPUs takes masks", "launch_seconds": "part of block_seconds"},

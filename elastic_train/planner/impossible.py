@@ -47,13 +47,13 @@ def smallest_that_fits(space: Space, memory_limit: int) -> int | None:
     memory = MemoryFloor(space)
 
     def fits(count: int) -> bool:
-        return any(memory.fits(mesh, memory_limit) for mesh in space.meshes(count))
+        return any(memory.fits(mesh, memory_limit) for widest in space.widest(count) for mesh in memory.ends(widest))
 
+    if memory.anywhere > memory_limit or not fits(MOST_GPUS):
+        return None
     high = 1
     while not fits(high):
         high *= 2
-        if high > MOST_GPUS:
-            return None
     low = high // 2 + 1
     while low < high:  # what fits on some fits on more: the others may be idle
         middle = (low + high) // 2
@@ -83,7 +83,9 @@ def _changes(space: Space, gpus: int, memory_limit: int) -> Iterator[str]:
 def _first_that_fits(space: Space, gpus: int, memory_limit: int) -> Held | None:
     """Of the smallest tp, then pp and cp."""
     memory = MemoryFloor(space)
-    for mesh in sorted(space.meshes(gpus)):
+    if memory.anywhere > memory_limit:
+        return None
+    for mesh in sorted(mesh for widest in space.widest(gpus) for mesh in memory.ends(widest)):
         if memory.fits(mesh, memory_limit):
             return memory.leanest(mesh)
     return None
@@ -113,7 +115,8 @@ def _nearest_together(space: Space, sizes: dict[str, int]) -> Iterator[str]:
     taken = {"tp": 1, "cp": 1, "pp": 1}
     for axis in taken:
         if axis in sizes:
-            fitting = (size for size in range(sizes[axis], 0, -1) if _valid(space, **(taken | {axis: size})))
+            most = min(sizes[axis], _most(space, axis))
+            fitting = (size for size in range(most, 0, -1) if _valid(space, **(taken | {axis: size})))
             taken[axis] = next(fitting, 1)
             yield f"parallel.{axis}={taken[axis]}"
 
@@ -121,22 +124,32 @@ def _nearest_together(space: Space, sizes: dict[str, int]) -> Iterator[str]:
 def _nearest_one(space: Space, limit: str, sizes: dict[str, int]) -> Iterator[str]:
     job = space.job
     for axis in ("tp", "cp", "pp"):
-        given = sizes.get(axis, 1)
-        if given > 1 and (found := _nearest_to(given, lambda size, axis=axis: _valid(space, **{axis: size}))):  # type: ignore[misc]
+        given, most = sizes.get(axis, 1), _most(space, axis)
+        if given > 1 and (found := _nearest_to(given, lambda size, axis=axis: _valid(space, **{axis: size}), most)):  # type: ignore[misc]
             yield f"parallel.{axis}={found}"
-    if limit == "sequence_length":
+    if limit == "sequence_length" and sizes.get("cp", 1) <= job.data.sequence_length:
         length = job.data.sequence_length
-        if found := _nearest_to(length, lambda size: _valid(space, length=size)):
+        if found := _nearest_to(length, lambda size: _valid(space, length=size), 2 * length):
             yield f"data.sequence_length={found}"
 
 
-def _nearest_to(number: int, valid: Callable[[int], bool]) -> int | None:
-    """The number with the least difference, the smaller of two, that is another one and valid."""
-    for difference in range(1, number):
+def _nearest_to(number: int, valid: Callable[[int], bool], most: int) -> int | None:
+    """The number up to ``most`` with the least difference, the smaller of two, that is another one and valid."""
+    for difference in range(max(1, number - most), number):
         for other in (number - difference, number + difference):
-            if valid(other):
+            if other <= most and valid(other):
                 return other
     return None
+
+
+def _most(space: Space, axis: str) -> int:
+    """No larger size of the axis is valid for any batch: it divides something, or gives every stage a layer."""
+    job = space.job
+    return {
+        "tp": job.model.num_key_value_heads,
+        "cp": job.data.sequence_length,
+        "pp": job.model.num_hidden_layers,
+    }[axis]
 
 
 def _valid(space: Space, *, length: int | None = None, **sizes: int) -> bool:

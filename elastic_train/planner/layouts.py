@@ -16,6 +16,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
+from elastic_train.planner.data_ranks import equal_spans
 from elastic_train.planner.hardware import host_of
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search_bound import Floor
@@ -180,10 +181,8 @@ class _Search:
         # Fewer data ranks need no less, but for one alone: it gathers nothing.
         if limit is not None and min(memory_bytes(self._job, layout) for layout in (widest, base)) > limit:
             return
-        most = widest.data_ranks // ranks
-        while most > 0:
-            count = -(-slots // (most * ranks))
-            fewest = -(-slots // (count * ranks))
+        for first, last in equal_spans(slots, widest.data_ranks, ranks):
+            fewest, most = first // ranks, last // ranks
             layout = self._split(base, fewest)
             if layout is None and fewest < most:
                 # More of them may be needed for want of memory; it gets less with each.
@@ -192,7 +191,6 @@ class _Search:
                 layout = self._split(base, fewest + 1 + wanted)
             if layout is not None:
                 yield layout
-            most = fewest - 1
 
     def _split(self, base: Layout, factor: int) -> Layout | None:
         """The preferred valid layout with ``factor`` times the data ranks of ``base``."""

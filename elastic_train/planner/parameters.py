@@ -172,7 +172,14 @@ def _stages_of_ranks(
         StageParameters(stage, count, block, outer[stage == 0, stage == stages - 1], stage == 0, stage == stages - 1)
         for stage, count in enumerate(_layers(model, sequence, stages))
     ]
-    return [[every[stage] for stage in stages_of_rank(parallel, pp, rank)] for rank in range(pp)]
+    return [[every[stage] for stage in dealt] for dealt in _dealt(pipeline, virtual_stages, pp)]
+
+
+@lru_cache(maxsize=1024)
+def _dealt(pipeline: str, virtual_stages: int, pp: int) -> list[list[int]]:
+    """The stages of every pipeline rank."""
+    parallel = ParallelConfig.model_construct(pipeline=pipeline, virtual_stages=virtual_stages)  # type: ignore[arg-type]
+    return [stages_of_rank(parallel, pp, rank) for rank in range(pp)]
 
 
 def parameters_by_kind(

@@ -54,9 +54,9 @@ class Ranking:
     looked_at: int = 0
     """combinations whose time was computed"""
 
-    def reject(self, limit: str, example: str, excess: float = 0.0) -> None:
+    def reject(self, limit: str, example: str, excess: float = 0.0, count: int = 1) -> None:
         entry = self.rejected.setdefault(limit, Rejected(limit))
-        entry.count += 1
+        entry.count += count
         if excess < entry.excess:
             entry.example, entry.excess = example, excess
 
@@ -71,7 +71,7 @@ def rank_layouts(
     pp and cp, then options in the order of ``planner.search_space``. ``best`` is empty if nothing fits:
     ``planner.impossible`` says why.
     """
-    limit = accelerator.memory_bytes if memory_limit is None else memory_limit
+    limit = accelerator.memory_for(gpus) if memory_limit is None else memory_limit
     return _Search(space_of(job, accelerator.per_node), accelerator, limit, shown).run(gpus)
 
 
@@ -89,6 +89,8 @@ class _Found:
     """the first violated constraint, if nothing valid was seen"""
     too_big: bool = False
     """something needed too much memory"""
+    as_big: int = 0
+    """meshes with fewer data ranks that for that were not looked at"""
     slower: float = math.inf
     """seconds of the fastest that was too slow to be shown, whether it fits or not"""
     smallest_too_big: dict[tuple[Sharing, Schedule], int] = field(default_factory=dict)
@@ -106,6 +108,8 @@ class _Search:
     def __init__(self, space: Space, accelerator: Accelerator, limit: int, shown: int) -> None:
         self._space, self._accelerator, self._limit, self._shown = space, accelerator, limit, shown
         self._floor, self._memory = Floor(space, accelerator), MemoryFloor(space)
+        self._narrows = accelerator.computing_at_once is None
+        """whether a mesh with fewer data ranks never has a lower bound; ranks that share cores take less the fewer"""
         self._meshes: dict[Mesh, _Found] = {}
         self._queue: list[tuple[float, int, Mesh, Way | None]] = []
         """(bound in seconds, order of coming, mesh, one way to run it or all)"""
@@ -117,12 +121,16 @@ class _Search:
         """seconds that a further mesh must beat"""
 
     def run(self, gpus: int) -> Ranking:
-        for mesh in self._space.meshes(gpus):
+        for mesh in self._space.widest(gpus):
             self._push(self._floor.of(mesh), mesh, None)
+            if not self._narrows:
+                for narrower in self._space.narrower(mesh):
+                    self._push(self._floor.of(narrower), narrower, None)
         while self._queue and self._queue[0][0] <= self._slowest:
             floor, _, mesh, way = heapq.heappop(self._queue)
             if way is None:
                 self._open(mesh)
+                self._narrow(mesh)
             elif floor < self._meshes[mesh].seconds:
                 self._run(mesh, way)
         answer = self._ranking()
@@ -133,6 +141,17 @@ class _Search:
     def _push(self, floor: float, mesh: Mesh, way: Way | None) -> None:
         self._pushed += 1
         heapq.heappush(self._queue, (floor, self._pushed, mesh, way))
+
+    def _narrow(self, mesh: Mesh) -> None:
+        """Have it looked at with fewer data ranks, when its turn comes; but not where that cannot need less memory."""
+        rest = self._space.narrower(mesh) if self._narrows else iter(())
+        if self._meshes[mesh].too_big and self._memory.grows(mesh):
+            fewer = list(rest)
+            alone = [each for each in fewer if each.data_ranks * each.cp == 1]  # gathers nothing
+            self._meshes[mesh].as_big = len(fewer) - len(alone)
+            rest = iter(alone)
+        if (narrower := next(rest, None)) is not None:
+            self._push(self._floor.of(narrower), narrower, None)
 
     def _open(self, mesh: Mesh) -> None:
         self._meshes[mesh] = found = _Found()
@@ -223,6 +242,7 @@ class _Search:
         best = [self._meshes[mesh].best for _, _, mesh in ranked[: self._shown]]
         answer = Ranking([plan for plan in best if plan is not None], {}, self._looked_at)
         waiting = {mesh: floor for floor, _, mesh, _ in sorted(self._queue, key=lambda entry: entry[:2], reverse=True)}
+        unseen = {mesh: self._unseen(mesh) for mesh in waiting if mesh not in self._meshes}
         too_big = []
         for mesh in dict.fromkeys([*self._meshes, *waiting]):
             found = self._meshes.get(mesh, _Found())
@@ -232,7 +252,9 @@ class _Search:
                 seconds = found.best.time.total
                 answer.reject(SLOWER, f"{found.best.layout} takes {seconds:.4g} s a step", seconds)
             elif (least := min(waiting.get(mesh, math.inf), found.slower)) < math.inf:
-                answer.reject(SLOWER, f"{_name(mesh)} takes at least {least:.4g} s a step", least)
+                answer.reject(
+                    SLOWER, f"{_name(mesh)} takes at least {least:.4g} s a step", least, 1 + unseen.get(mesh, 0)
+                )
             elif found.problem is not None and not found.too_big:
                 answer.reject(*found.problem)
             else:
@@ -240,13 +262,19 @@ class _Search:
         self._tell_memory(answer, too_big)
         return answer
 
+    def _unseen(self, mesh: Mesh) -> int:
+        """Meshes with fewer data ranks than one that was not looked at, and so were not even asked for."""
+        return sum(1 for _ in self._space.narrower(mesh)) if self._narrows else 0
+
     def _tell_memory(self, answer: Ranking, too_big: list[Mesh]) -> None:
         """Only those are looked at for an example that by the bound miss by least."""
         nearest = heapq.nsmallest(_EXAMPLES, ((self._memory.least(mesh), mesh) for mesh in too_big))
         for held in filter(None, (self._memory.leanest(mesh) for _, mesh in nearest)):
             answer.reject(MEMORY, held.too_much(self._limit), held.fullest.total)
         if too_big:
-            answer.rejected.setdefault(MEMORY, Rejected(MEMORY)).count = len(too_big)
+            answer.rejected.setdefault(MEMORY, Rejected(MEMORY)).count = sum(
+                1 + self._meshes[mesh].as_big for mesh in too_big
+            )
 
 
 def _name(mesh: Mesh) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -94,6 +95,7 @@ class MemoryFloor:
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
         self._state = 0 if job.parallel.offload else job.model.num_parameters * _STATE[job.optimizer.name]
         self._number, self._runtime = numbers_of(job).compute, RUNTIME[device]
+        self._number_and_gradient = self._number + numbers_of(job).gradient
 
     def of(self, mesh: Mesh, way: Way) -> int:
         sharing, schedule, micro_batch, recompute = way
@@ -136,12 +138,43 @@ class MemoryFloor:
         """Whether ``least`` is at most ``limit`` bytes."""
         return self._state <= limit * mesh.world_size and any(self.of(mesh, way) <= limit for way in self._lean(mesh))
 
+    @property
+    def anywhere(self) -> int:
+        """Bytes that some rank needs on any number of accelerators: for the whole embedding and its gradient.
+
+        Only the tensor ranks of a node cut them. All strategies hold at some moment twice the matrix, one of them as
+        gradients are reduced: with zero3 at the end of the backward pass, elsewhere anyway.
+        """
+        model, space = self._space.job.model, self._space
+        tp = space.per_node if "tp" in space.free else int(space.job.parallel.tp)
+        return self._runtime + self._number_and_gradient * model.vocab_size * model.hidden_size // tp
+
+    def ends(self, widest: Mesh) -> list[Mesh]:
+        """Those with its sizes of tp, pp and cp, and at most its data ranks, of which one fits if any does."""
+        meshes = iter([widest, *self._space.narrower(widest)])
+        valid = next((mesh for mesh in meshes if violated(*self._space.easiest(mesh)) is None), None)
+        rest = list(meshes)
+        if valid is None:
+            return []
+        return [valid, *(rest[-1:] if self.grows(valid) else rest)]
+
+    def grows(self, mesh: Mesh) -> bool:
+        """Whether ``least`` of fewer data ranks is no less, but for one alone.
+
+        Not where another cut of the replicas may leave more shards, or other schedules have enough micro-batches.
+        """
+        parallel, slots = self._space.job.parallel, self._space.slots
+        same = "data" in self._space.free or parallel.data != "hsdp"
+        return same and (mesh.pp == 1 or -(-slots // mesh.data_ranks) >= mesh.pp)
+
     def fits(self, mesh: Mesh, limit: int) -> bool:
         """Whether some options fit in ``limit`` bytes."""
         if violated(*self._space.easiest(mesh)) is not None or not self.may_fit(mesh, limit):
             return False
-        held = self.leanest(mesh)
-        return held is not None and held.fullest.total <= limit
+        ways = sorted((self.of(mesh, way), order, way) for order, way in enumerate(self._lean(mesh)))
+        questions = (self._space.question(mesh, *way) for least, _, way in ways if least <= limit)
+        asked = itertools.islice((question for question in questions if violated(*question) is None), _LOOKS)
+        return any(fullest_rank(*question).total <= limit for question in asked)
 
     def _lean(self, mesh: Mesh) -> Iterator[Way]:
         """For each schedule and sharing the smallest micro-batch with the most recomputation that goes with it.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.constraints import check_layout
+from elastic_train.planner.data_ranks import worth_a_look
 
 _PARALLEL = ("data", "reshard_after_forward", "pipeline", "virtual_stages", "context")
 _TRAINING = ("micro_batch", "recompute")
@@ -97,7 +98,19 @@ class Space:
     """by micro-batch and kind of recomputation, likewise"""
 
     def meshes(self, gpus: int) -> Iterator[Mesh]:
-        """Every mesh of at most ``gpus``, each with as many data ranks as there is room and work for."""
+        """Every mesh of at most ``gpus`` that is worth a look: at most two for each number of micro-batches."""
+        for widest in self.widest(gpus):
+            yield widest
+            yield from self.narrower(widest)
+
+    def narrower(self, mesh: Mesh) -> Iterator[Mesh]:
+        """``mesh`` with fewer data ranks, each number that is worth a look, falling."""
+        if self._varies:
+            for ranks in worth_a_look(self.slots, mesh.data_ranks, self._unit)[1:]:
+                yield replace(mesh, data_ranks=ranks)
+
+    def widest(self, gpus: int) -> Iterator[Mesh]:
+        """The sizes of tp, pp and cp, each with as many data ranks as there is room and work for."""
         for tp, room in self._tensor_sizes(gpus):
             if self._violated(tp, 1) is None:
                 for cp in self._context_sizes(room // tp):
@@ -123,11 +136,10 @@ class Space:
         return self._sizes("cp", most, _divisors(self.job.data.sequence_length))
 
     def _deeper(self, tp: int, cp: int, room: int) -> Iterator[Mesh]:
-        slots = self.job.training.global_batch // self.micro_batches()[0]
         for pp in self._sizes("pp", room, range(1, self.job.model.num_hidden_layers + 1)):
-            ranks = self._data_ranks(min(room // pp, slots))
-            if ranks:
-                yield Mesh(tp, pp, cp, ranks)
+            most = min(room // pp, self.slots) // self._unit
+            if most:
+                yield Mesh(tp, pp, cp, (most if self._varies else 1) * self._unit)
 
     def _sizes(self, axis: str, most: int, candidates: Iterable[int]) -> list[int]:
         if axis not in self.free:
@@ -140,13 +152,20 @@ class Space:
         """Larger axes only add constraints."""
         return violated(*self.easiest(Mesh(tp, 1, cp, 1)))
 
-    def _data_ranks(self, room: int) -> int:
-        """The most data ranks that fit and that the fixed sizes divide; 0 if there are none."""
-        sizes = [_fixed(self.job, axis) for axis in ("dp_replicate", "dp_shard") if axis not in self.free]
-        if len(sizes) == 2:
-            return sizes[0] * sizes[1] if sizes[0] * sizes[1] <= room else 0
-        unit = sizes[0] if sizes else 1
-        return room // unit * unit
+    @property
+    def slots(self) -> int:
+        """Data ranks that can have work: each has at least a micro-batch, of the smallest size."""
+        return self.job.training.global_batch // self.micro_batches()[0]
+
+    @property
+    def _unit(self) -> int:
+        """Fixed data ranks, which divide the number of all of them."""
+        return math.prod(_fixed(self.job, axis) for axis in ("dp_replicate", "dp_shard") if axis not in self.free)
+
+    @property
+    def _varies(self) -> bool:
+        """Whether there may be any multiple of them."""
+        return bool({"dp_replicate", "dp_shard"} & self.free)
 
     def micro_batches(self) -> list[int]:
         """Sizes of a micro-batch, ascending."""

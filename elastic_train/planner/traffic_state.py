@@ -257,9 +257,9 @@ def gathers_of(order: Sequence[Pass], *, release: bool) -> dict[int, int]:
 
 def _next_stages(order: Sequence[Pass], place: int) -> list[int]:
     wanted: list[int] = []
-    for step in order[place:]:
-        if step.stage not in wanted:
-            wanted.append(step.stage)
+    for index in range(place, len(order)):
+        if (stage := order[index].stage) not in wanted:
+            wanted.append(stage)
             if len(wanted) == ACTIVE_STAGES:
                 break
     return wanted

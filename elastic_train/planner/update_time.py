@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.model_state import division
 from elastic_train.planner.parameters import StageParameters, block_parameters
 
 STATE = {"adamw": 8, "adam": 8, "sgd": 4, "lion": 4, "muon": 4}
@@ -27,7 +28,8 @@ def update_seconds(
     training, parallel = job.training, job.parallel
     cut = parallel.data != "ddp" and layout.shards > 1
     elements = sum(stage.part if cut else stage.whole for stage in stages)
-    gradient = 4 if training.reduce_dtype == "fp32" else 2
+    # FSDP2 casts what it has reduced to the precision of the master weights (``model_state.model_state``).
+    gradient = 4 if training.reduce_dtype == "fp32" or division(job, layout) == "all" else 2
     each = 2 * gradient + 2 * (4 + _state(job)) + (12 if training.ema_decay is not None else 0)
     copy = 0 if training.precision == "fp32" else 2
     bandwidth = accelerator.host_memory_bytes_per_second if parallel.offload else accelerator.memory_bytes_per_second

@@ -210,6 +210,17 @@ IMPOSSIBLE = [
         r"16 data ranks .* exceed the 8 slots.*nearest: parallel.dp_shard=8 or training.global_batch=16$",
     ),
     ((*TINY, "parallel.tp=5", "parallel.pp=9"), r"nearest: parallel.tp=2 with parallel.pp=\d$"),
+    ((*TINY, "parallel.tp=100000000"), r"nearest: parallel.tp=2$"),
+    (
+        ("--model", "tiny", "--gpus", "1000000000000"),
+        r"--gpus 1000000000000: no layout is looked for on more than 1,048,576 accelerators",
+    ),
+    ((*TINY, "parallel.cp=100000000"), r"nearest: parallel.cp=4096$"),
+    ((*TINY, "parallel.tp=100000000", "parallel.pp=100000000"), r"nearest: parallel.tp=2 with parallel.pp=\d$"),
+    (
+        ("--model", "llama3-405b", "--gpus", "8", "--gpu-memory", "1GiB"),
+        r"8 GPUs cannot hold it: .*; no number up to 1,048,576 would do$",
+    ),
     (("--params", "7e9", "--traffic"), r"--traffic is for a job file or --model"),
     ((*LLAMA_8B, "--gpu", "a100-80gb", "training.precision=fp8"), r"a100-80gb has no fp8 units"),
     (("--model", "llama3-8b"), r"--gpus: how many accelerators"),
@@ -220,7 +231,10 @@ IMPOSSIBLE = [
     (("--params", "7e9", "--gpus", "8"), r"--params asks without a model"),
     ((*LLAMA_8B, "--strategy", "zero3"), r"--strategy zero3 is for --params"),
     ((*LLAMA_8B, "--price", "cheap"), r"--price cheap: must be a number"),
-    ((*LLAMA_8B, *ONE_AXIS, "--show", "9"), r"--show 9: 1 layout is there"),
+    (
+        (*LLAMA_8B, *ONE_AXIS, "parallel.dp_shard=8", "parallel.dp_replicate=1", "--show", "9"),
+        r"--show 9: 1 layout is there",
+    ),
     ((*LLAMA_8B, "stray"), r"--model llama3-8b and the job file stray: give one"),
     ((*LLAMA_8B, "--calibrate", "nowhere/at-all"), r"no job folder"),
     ((*LLAMA_8B, "--seq", "0"), r"--seq 0: must be at least 1"),
@@ -293,7 +307,7 @@ def test_what_barely_fits_is_tight() -> None:
              "parallel.data=zero3", "parallel.reshard_after_forward=true")  # fmt: skip
     (rank,) = document(*asked)["layouts"][0]["memory"]
     for room, expected in ((1.04, True), (1.07, False)):
-        (row,) = document(*asked, "--gpu-memory", f"{rank['total_bytes'] * room / 2**20:.0f}MiB")["layouts"]
+        row, *_ = document(*asked, "--gpu-memory", f"{rank['total_bytes'] * room / 2**20:.0f}MiB")["layouts"]
         assert row["memory"][0]["total_bytes"] == rank["total_bytes"]
         assert any(reason.startswith("tight: 96.") for reason in row["reasons"]) == expected
 
@@ -338,6 +352,23 @@ def test_a_job_file_as_it_is_is_compared(tmp_path: Path) -> None:
     assert re.search(r"[\d.]+ s a step, ([\d.]+% slower than|no slower than) #1$", found)
     assert found in answer(str(path))
     assert document(*LLAMA_8B, *ONE_AXIS)["as_the_file_is"] is None
+
+
+def test_a_job_file_as_it_is_has_its_own_number_of_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = (
+        "name: asked\nmodel: {preset: tiny}\ndata: {uri: d, sequence_length: 512}\n"
+        "training: {steps: 10, global_batch: 64}\nhosts: {max: MOST}\n"
+    )
+    path.write_text(text.replace("MOST", "2"))
+    assert "train runs dp_shard2 (" in document(str(path), "--gpus", "8")["as_the_file_is"]
+    path.write_text(text.replace("MOST", "1000000000000"))
+    assert "hosts.max=1000000000000: no layout" in refused(str(path))
+    assert "train runs dp_shard8 (" in document(str(path), "--gpus", "8")["as_the_file_is"]
+
+
+def test_the_kind_of_context_parallelism_is_shown() -> None:
+    assert re.search(r", ulysses[,;]|, ulysses\s", answer("--model", "llama3-8b", "--gpus", "8", "parallel.cp=2"))
 
 
 def test_gpus_that_stay_idle_are_paid_for() -> None:

@@ -39,7 +39,7 @@ def test_few_tokens_wait_for_the_weights_of_a_block() -> None:
     """16 tokens: 7 GFLOP are 17 microseconds, 436 MB of weights 130."""
     short = times(llama(16), chip=replace(H100, launch_seconds=0.0))
     assert short.forward > 2 * WEIGHTS / H100.memory_bytes_per_second > 5 * 2 * 16 * WEIGHTS / SPEED
-    assert short.forward == pytest.approx(2 * WEIGHTS / H100.memory_bytes_per_second, rel=0.02)
+    assert short.forward == pytest.approx(2 * WEIGHTS / H100.memory_bytes_per_second, rel=0.03)
     assert short.forward == pytest.approx(times(llama(16), chip=ENDLESS_SPEED).forward)
 
 
@@ -47,8 +47,8 @@ def test_many_tokens_wait_for_products_and_what_is_none_waits_for_memory() -> No
     long, chip = times(llama()), replace(H100, launch_seconds=0.0)
     products = (2 * 8192 * WEIGHTS + 4 * 4096 * 8192 * 8193 / 2) / SPEED
     assert times(llama(), chip=FREE_MEMORY).forward == pytest.approx(products)
-    # Two norms and two sums; eight numbers for each of q and k to be rotated; five for each of the inner size.
-    moved = 2 * 8192 * (10 * 4096 + 8 * (4096 + 1024) + 5 * 14336) / H100.memory_bytes_per_second
+    # Two norms and two sums; 36 bytes for each of q and k, rotated in float32; five numbers for each of the inner size.
+    moved = 2 * 8192 * (10 * 4096 + 18 * (4096 + 1024) + 5 * 14336) / H100.memory_bytes_per_second
     assert long.forward == pytest.approx(products + moved)
     compiled = times(llama(training={"compile": True}), chip=chip)
     fused = 2 * 8192 * (10 * 4096 + 2 * (4096 + 1024) + 3 * 14336) / H100.memory_bytes_per_second

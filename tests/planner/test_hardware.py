@@ -113,3 +113,10 @@ def test_a_wrong_file_is_refused_with_its_field(tmp_path: Path, text: str, messa
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         accelerator(str(tmp_path / "none.yaml"))
+
+
+def test_ranks_share_the_memory_of_a_cpu() -> None:
+    cpu, gpu = accelerator("cpu"), accelerator("h100-80gb")
+    assert cpu.memory_for(8) == cpu.memory_bytes // 8
+    assert cpu.memory_for(1000) == cpu.memory_bytes // cpu.per_node
+    assert gpu.memory_for(8) == gpu.memory_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -41,9 +42,13 @@ def job_of(*overrides: str, text: str = SMALL) -> Job:
 
 
 def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
-    """The least seconds per step of each mesh that has options that fit, found without any shortcut."""
+    """The least seconds per step of each mesh that has options that fit, found without any shortcut.
+
+    Of meshes with any number of data ranks.
+    """
     space, found = space_of(job, H100.per_node), {}
-    for mesh in space.meshes(gpus):
+    meshes = (replace(mesh, data_ranks=n) for mesh in space.widest(gpus) for n in range(1, mesh.data_ranks + 1))
+    for mesh in meshes:
         ways = itertools.product(space.sharings(mesh), space.schedules(mesh), space.micro_batches(), space.recomputes())
         for way in ways:
             own, layout = space.question(mesh, *way)
@@ -63,17 +68,21 @@ def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
         (8, H100.memory_bytes, ("parallel.pp=1",)),
         (8, 1700 * 2**20, ("parallel.pp=1", "parallel.tp=2")),
         (4, 1400 * 2**20, ("parallel.pp=1", "parallel.cp=1", "parallel.offload=true")),
-        (2, 1300 * 2**20, ("parallel.tp=1", "parallel.cp=1", "parallel.offload=true", "training.micro_batch=1")),
+        (2, 1700 * 2**20, ("parallel.tp=1", "parallel.cp=1", "parallel.offload=true", "training.micro_batch=1")),
         (4, 2 * 2**30, ("parallel.cp=1", "parallel.pp=1", "parallel.prefetch=0")),
         (16, 1600 * 2**20, ("parallel.data=zero3", "parallel.tp=1", "training.micro_batch=1")),
+        (7, H100.memory_bytes, ("parallel.cp=1", "parallel.tp=1", "training.global_batch=8", "training.micro_batch=1")),
+        (13, 1800 * 2**20, ("parallel.pp=1", "parallel.cp=1", "parallel.tp=1")),
+        (5, H100.memory_bytes, ("parallel.pp=4", "parallel.pipeline=1f1b", "parallel.tp=1", "parallel.cp=1")),
     ],
 )
 def test_it_finds_what_trying_everything_finds(gpus: int, limit: int, overrides: tuple[str, ...]) -> None:
     job = job_of(*overrides)
-    expected = sorted(everything(job, gpus, limit).values())
+    found, space = everything(job, gpus, limit), space_of(job, H100.per_node)
     ranking = rank_layouts(job, gpus, H100, limit, shown=5)
+    assert ranking.best[0].time.total == pytest.approx(min(found.values()), rel=1e-12)
+    expected = sorted(seconds for mesh, seconds in found.items() if mesh in set(space.meshes(gpus)))
     assert [plan.time.total for plan in ranking.best] == pytest.approx(expected[:5], rel=1e-12)
-    space = space_of(job, H100.per_node)
     asked = len(list(space.meshes(gpus))) + len(list(space.forbidden(gpus)))
     assert len(ranking.best) + sum(entry.count for entry in ranking.rejected.values()) == asked
     for plan in ranking.best:

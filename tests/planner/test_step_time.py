@@ -175,6 +175,16 @@ def test_an_accelerator_that_does_not_overlap_waits_for_all() -> None:
     assert time.total > step_time(job, layout, H100).total
 
 
+def test_reduced_gradients_of_zero3_are_updated_in_float32() -> None:
+    """FSDP2 casts them: 8 bytes are read, for the norm and the update, where zero1 reads 4 of bf16; 24 + 2 beside."""
+    layout, training = Layout(dp_shard=8), {"reduce_dtype": "bf16"}
+    update = {
+        data: step_time(llama(training=training, data=data), layout, H100).terms["update"]
+        for data in ("zero1", "zero3")
+    }
+    assert update["zero3"] / update["zero1"] == pytest.approx(34 / 30)
+
+
 @pytest.mark.parametrize(
     ("pipeline", "stages", "divisor"),
     [("1f1b", 2, 1), ("interleaved_1f1b", 2, 2), ("zero_bubble", 1, 3), ("zbv", 2, 6)],
