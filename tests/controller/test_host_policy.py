@@ -163,6 +163,7 @@ def wait(condition):
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 group = placement_group([SEAT] * 2)
+ray.get(group.ready())
 policy = HostPolicy(ScalingConfig(num_workers=2, resources_per_worker=SEAT), 1, 3, 0.0, run_host, id)
 HostPolicy._of_this_process = policy  # as in the controller that starts with it
 workers = [SimpleNamespace(placement_group_bundle_index=index) for index in (0, 1)]
