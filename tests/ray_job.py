@@ -21,7 +21,8 @@ from elastic_train.controller.local_cluster import LocalCluster
 DRIVER_PROGRAM = """
 import dataclasses, json, sys
 from elastic_train.config.job import Job
-from elastic_train.controller.run import JobError, run_job
+from elastic_train.controller.ray_connection import JobError
+from elastic_train.controller.run import run_job
 
 def tell(**line):
     print(json.dumps(line), flush=True)

@@ -123,7 +123,8 @@ def follow(job: Job, address: str | None) -> int:
     """Run ``job`` with live progress; returns the exit code. Relative paths start from ``config.paths.home()``."""
     from elastic_train.cli.live import LiveView, time_line
     from elastic_train.config.paths import anchored, home
-    from elastic_train.controller.run import JobError, run_job
+    from elastic_train.controller.ray_connection import JobError
+    from elastic_train.controller.run import run_job
     from elastic_train.data.sources import data_problems
 
     if address:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elastic_train.config.operation import FailureConfig
-from elastic_train.controller.members import Trouble
 from elastic_train.controller.step_history import StepHistory
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
 
 

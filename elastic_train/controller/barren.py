@@ -11,8 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.setbacks import Pause
+from elastic_train.controller.trouble import Trouble
 
 logger = logging.getLogger(__name__)
 

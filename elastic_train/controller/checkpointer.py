@@ -21,9 +21,9 @@ from elastic_train.checkpoint.tidy import Tidied, tidy
 from elastic_train.checkpoint.upload import assign_chunks
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder, config_digest
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.resumption import fall_back
 from elastic_train.controller.wire import Message
 from elastic_train.storage.errors import StorageError

@@ -11,11 +11,13 @@ from elastic_train.controller.copies import Copies
 from elastic_train.controller.current_run import CurrentRun, State
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.finished_steps import FinishedSteps
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.growth import Growth
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.returning import Decision, PastRun, Stories, Verdict, cause_of
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.survey import Survey
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
 
 

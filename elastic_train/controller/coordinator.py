@@ -33,13 +33,14 @@ from elastic_train.controller.directions import Directions
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.finished_steps import FinishedSteps
 from elastic_train.controller.forming import Forming
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.growth import Growth
 from elastic_train.controller.hangs import hang
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.host_server import HostServer
 from elastic_train.controller.job_folder import JobFolder, JobMismatch
 from elastic_train.controller.lease import heartbeat_seconds
 from elastic_train.controller.leaving import Leaving
-from elastic_train.controller.members import Generation, HostRecord, Trouble
 from elastic_train.controller.membership import Membership
 from elastic_train.controller.newcomers import Newcomers
 from elastic_train.controller.preemption import Preemption
@@ -51,6 +52,7 @@ from elastic_train.controller.setbacks import Setbacks
 from elastic_train.controller.step_log import StepLog
 from elastic_train.controller.stragglers import Stragglers
 from elastic_train.controller.trainer_messages import TrainerMessages
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.troubles import Troubles
 from elastic_train.controller.wire import Connection, Message
 from elastic_train.storage import outage

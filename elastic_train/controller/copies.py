@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from elastic_train.controller.members import Generation, HostRecord, choose_partners
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.members import choose_partners
 from elastic_train.controller.setbacks import Pause
 
 

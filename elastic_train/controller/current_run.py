@@ -10,9 +10,9 @@ from typing import Any
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.inventory import Inventory
 from elastic_train.controller.job_folder import JobFolder
-from elastic_train.controller.members import Generation
 from elastic_train.controller.membership import Membership
 from elastic_train.controller.step_log import StepLog
 from elastic_train.controller.time_account import TimeAccount

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from elastic_train.controller.current_run import CurrentRun
-from elastic_train.controller.members import Generation, HostRecord
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
 
 SLICE_SECONDS = 0.005
 """The event loop is kept from everything else for no longer than this and one answer."""

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import NamedTuple
 
 from elastic_train.controller.current_run import CurrentRun
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import SnapshotSet
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.wire import Message
 
 

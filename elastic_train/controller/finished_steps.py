@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.current_run import CurrentRun, State
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.growth import Growth
 from elastic_train.controller.inventory import SnapshotSet
-from elastic_train.controller.members import Generation, Trouble
 from elastic_train.controller.preemption import Preemption
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks
 from elastic_train.controller.stragglers import Stragglers
+from elastic_train.controller.trouble import Trouble
 
 
 class FinishedSteps:

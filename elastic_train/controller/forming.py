@@ -8,13 +8,16 @@ from collections.abc import Callable
 from elastic_train.controller.bad_steps import BadSteps
 from elastic_train.controller.copies import Copies
 from elastic_train.controller.current_run import CurrentRun, State
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.growth import Growth
-from elastic_train.controller.members import Generation, HostRecord, Trouble, order_members
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.members import order_members
 from elastic_train.controller.rendezvous_client import Rendezvous
 from elastic_train.controller.replanning import Replanning
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.stragglers import Stragglers
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
 from elastic_train.planner.layouts import LayoutChoice
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.trouble import Trouble
 
 _STOPPED = "Tt"
 """States of a process in /proc: stopped by a signal, or by a debugger."""

@@ -9,30 +9,26 @@ theirs, and the coordinator that comes back is told of it.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from elastic_train.checkpoint.byte_server import ByteServer
-from elastic_train.checkpoint.description import Description
-from elastic_train.checkpoint.errors import CheckpointError, NoRoom
-from elastic_train.checkpoint.image import Adoptable, Image, adoptable, image_name, remove_older
-from elastic_train.checkpoint.upload import upload_image
+from elastic_train.checkpoint.image import Adoptable, adoptable, remove_older
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator_link import Address, CoordinatorLink
 from elastic_train.controller.forkserver_client import BeginForkServer, ForkServerClient, TrainerProcess, begin_python
+from elastic_train.controller.host_uploads import Uploads
 from elastic_train.controller.lease import Lease
 from elastic_train.controller.memory_limit import MemoryCgroup, MemoryWatch
-from elastic_train.controller.partners import PartnerLink
+from elastic_train.controller.network_interface import interface_of
+from elastic_train.controller.partners import PartnerCopies
 from elastic_train.controller.pool import Pool, machine_wide
 from elastic_train.controller.process_control import process_state
+from elastic_train.controller.snapshot_buffers import SnapshotBuffers
 from elastic_train.controller.spot_notice import AWS_ENDPOINT, SpotNotice
 from elastic_train.controller.story import Story
 from elastic_train.controller.wire import Connection, Message
@@ -55,14 +51,6 @@ class HostSettings:
     """The job as JSON values (``Job.as_dict``)."""
 
 
-def interface_of(address: str) -> str | None:
-    """Name of the network interface that has ``address`` (the whole of 127.0.0.0/8 is ``lo``'s)."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return name
-    return "lo" if ipaddress.ip_address(address).is_loopback else None
-
-
 class Host:
     """One host of one job. ``run`` returns the reason of the end.
 
@@ -81,15 +69,13 @@ class Host:
         self._job = Job.model_validate(settings.job, strict=False)
         self._pool = Pool(self._job.snapshot.directory, machine_wide(self._job), settings.run_id, settings.node_id)
         self._forkserver = ForkServerClient(self._job.hosts.threads, begin_forkserver)
-        self._workers = ThreadPoolExecutor(max_workers=4, thread_name_prefix="et-upload")
-        self._partners: dict[tuple[str, int], PartnerLink] = {}
-        self._uploads: dict[str, str] = {}
-        """object -> the image that must not be written over, because it is being read for it"""
+        self._story = Story()
+        self._uploads = Uploads(self._pool.path, self._open_store, self._tell, self._spawn)
+        self._copies = PartnerCopies(self._pool.path, settings.token, self._story, self._tell_of_copy, self._spawn)
         self._trainer: TrainerProcess | None = None
         self._memory = MemoryWatch(MemoryCgroup.of_this_process())
         self._assignment: Message | None = None
-        self._buffers: dict[int, int] = {}
-        """step -> buffer of the running trainer's snapshots"""
+        self._buffers = SnapshotBuffers(self._uploads.reads)
         self._ending = asyncio.Event()
         self._reason = ""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +92,6 @@ class Host:
         """as the coordinator calls this host"""
         self._ready_seconds: float | None = None
         """what the forkserver's imports took, once it is ready"""
-        self._story = Story()
         self._alone = False
         """Without a coordinator that knows the running generation: the ranks' hosts say what is finished."""
         self._job_folder = ""
@@ -134,10 +119,9 @@ class Host:
         for task in self._tasks:
             task.cancel()
         self._forkserver.close()
-        for link in self._partners.values():
-            link.close()
+        self._copies.close()
         server.close()
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        self._uploads.close()
         self._pool.leave()
         if self._coordinator:
             self._coordinator.close()
@@ -161,6 +145,9 @@ class Host:
     def _tell(self, message: Message) -> None:
         assert self._coordinator is not None
         self._coordinator.send(message)
+
+    def _open_store(self) -> Store:
+        return Store.open(self._job_folder, self._job.storage)
 
     # -- coordinator ---------------------------------------------------------------------------------------------
 
@@ -195,12 +182,8 @@ class Host:
     def _lend(self) -> None:
         """Let the trainer come to the agreement on the newest step that is whole as far as this host knows."""
         step = self._story.held_step
-        if self._trainer is not None and not self._has_gone_on_from(step):
-            self._trainer.control.lend(step, self._free_buffer(step))
-
-    def _has_gone_on_from(self, step: int) -> bool:
-        """The trainer has written a later snapshot, so it knows that ``step`` is finished."""
-        return any(written > step for written in self._buffers)
+        if self._trainer is not None and not self._buffers.has_gone_on_from(step):
+            self._trainer.control.lend(step, self._buffers.free(step))
 
     def _join(self) -> None:
         settings = self._settings
@@ -233,7 +216,7 @@ class Host:
             "finished": self._do_finished,
             "discard": self._do_discard,
             "upload": self._do_upload,
-            "copy": lambda message: self._copy_to([message["to"]], message),
+            "copy": lambda message: self._copies.send([message["to"]], message),
             "partners": self._do_partners,
             "directions": self._do_directions,
             "adopted": self._do_adopted,
@@ -314,7 +297,8 @@ class Host:
         self._alone = False
         self._story.begin(message)
         generation, rank = message["generation"], message["rank"]
-        self._assignment, self._buffers = message, {}
+        self._assignment = message
+        self._buffers.begin(generation, rank)
         self._byte_server.fence(generation, set(message["restore"]["images"]))
         message["pool"] = str(self._pool.path)
         message["token"] = self._settings.token
@@ -372,19 +356,8 @@ class Host:
             return
         step = message["step"]
         self._story.finished(step, message["stored"])
-        if not self._has_gone_on_from(step):
-            self._trainer.control.allow(step, self._free_buffer(step))
-
-    def _free_buffer(self, finished: int) -> int:
-        """The lowest that neither holds step ``finished`` nor is being uploaded."""
-        buffer = 0
-        while buffer == self._buffers.get(finished) or self._image_name(buffer) in self._uploads.values():
-            buffer += 1
-        return buffer
-
-    def _image_name(self, buffer: int) -> str:
-        assert self._trainer is not None
-        return image_name(self._trainer.generation, self._trainer.rank, buffer)
+        if not self._buffers.has_gone_on_from(step):
+            self._trainer.control.allow(step, self._buffers.free(step))
 
     def _do_discard(self, message: Message) -> None:
         self._spawn(self._discard(message["before_generation"]))
@@ -398,40 +371,7 @@ class Host:
             self._assignment["partners"] = message["partners"]
 
     def _do_upload(self, message: Message) -> None:
-        path, name = message["object"], message["image"]
-        others = set(self._uploads.values()) - {name}
-        if others and self._trainer is not None:  # each of them costs memory
-            error = f"{name} is not uploaded: {', '.join(sorted(others))} still is"
-            self._tell({"type": "uploaded", "object": path, "error": error})
-            return
-        self._uploads[path] = name
-        self._spawn(self._upload(message))
-
-    def _give_up_uploads(self, reason: str) -> None:
-        """Let the trainer have its buffers back. The uploads go on; what they read will not be the step they want."""
-        for path, name in self._uploads.items():
-            self._tell({"type": "uploaded", "object": path, "error": f"upload of {name} given up: {reason}"})
-        self._uploads.clear()
-
-    async def _upload(self, message: Message) -> None:
-        reply: Message = {"type": "uploaded", "object": message["object"]}
-        try:
-            reply |= await asyncio.get_running_loop().run_in_executor(self._workers, self._upload_now, message)
-        except Exception as error:
-            logger.warning("upload of %s failed", message["image"], exc_info=True)
-            reply["error"] = f"{type(error).__name__}: {error}"
-        if self._uploads.pop(message["object"], None) is not None:
-            self._tell(reply)
-
-    def _upload_now(self, message: Message) -> Message:
-        image = Image.open(self._pool.path / message["image"])
-        try:
-            store = Store.open(self._job_folder, self._job.storage)
-            description = Description.from_json(message["description"])
-            uploaded = upload_image(image, message["step"], description, message["chunks"], store, message["object"])
-            return {"uploaded": uploaded.model_dump(mode="json"), "retries": store.retries}
-        finally:
-            image.close()
+        self._uploads.begin(message, trainer_runs=self._trainer is not None)
 
     # -- trainer -------------------------------------------------------------------------------------------------
 
@@ -446,19 +386,22 @@ class Host:
             return  # the last words of a generation that is over
         message |= {"generation": trainer.generation, "rank": trainer.rank}
         if message["type"] == "no_buffer":
-            self._give_up_uploads(message["error"])
+            self._uploads.give_up(message["error"])
             newest = max(trainer.control.finished_step, trainer.control.held_step)
-            trainer.control.allow(trainer.control.finished_step, self._free_buffer(newest))
+            trainer.control.allow(trainer.control.finished_step, self._buffers.free(newest))
         elif message["type"] == "stepped":
             assert self._assignment is not None
-            finished = message["step"] - 1
-            self._buffers = {s: b for s, b in self._buffers.items() if s >= finished}
-            self._buffers[message["step"]] = message["buffer"]
+            self._buffers.written(message["step"], message["buffer"])
             partners = self._assignment["partners"]
             self._pass_on(message | {"copies": [partner["node"] for partner in partners]})
-            self._copy_to(partners, message)
+            self._copies.send(partners, message)
         else:
             self._pass_on(message)
+
+    def _tell_of_copy(self, message: Message) -> None:
+        self._tell(message)
+        if self._alone:
+            self._lend()
 
     def _pass_on(self, message: Message) -> None:
         """Tell the coordinator, now or when it is back."""
@@ -475,32 +418,6 @@ class Host:
             told = {"generation": trainer.generation, "rank": trainer.rank, "cause": name}
             memory = self._memory.verdict() if name == "SIGKILL" else None
             self._pass_on({"type": "trainer_ended", **told, "out_of_memory": memory})
-
-    # -- partners ------------------------------------------------------------------------------------------------
-
-    def _copy_to(self, partners: list[Message], message: Message) -> None:
-        for partner in partners:
-            address = (str(partner["address"][0]), int(partner["address"][1]))
-            if address not in self._partners:
-                self._partners[address] = PartnerLink(address, self._settings.token)
-            self._spawn(self._copy(self._partners[address], partner["node"], message))
-
-    async def _copy(self, link: PartnerLink, node: str, message: Message) -> None:
-        told = {key: message[key] for key in ("generation", "rank", "step", "image")} | {"node": node}
-        try:
-            await link.send(self._pool.path / message["image"], message["step"])
-        except NoRoom as error:
-            self._story.refused(message["generation"], message["step"], node)
-            self._tell({"type": "copy_refused", "error": str(error), **told})
-        except (OSError, CheckpointError) as error:
-            failed = {"type": "copy_failed", "error": str(error), **told}
-            self._story.copy_failed(failed)
-            self._tell(failed)
-        else:
-            self._story.held(message["generation"], message["step"], node, message["image"])
-            self._tell({"type": "held", **told})
-        if self._alone:
-            self._lend()
 
 
 def _told(image: Adoptable) -> Message:

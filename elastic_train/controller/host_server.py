@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from elastic_train.controller.members import HostRecord
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.wire import HELLO_LIMIT, LINE_LIMIT, Connection, Message, WireError, token_matches
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from elastic_train.checkpoint.errors import Fenced
 from elastic_train.controller.current_run import CurrentRun, State
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.evacuation import Evacuation
-from elastic_train.controller.members import HostRecord, Trouble
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.preemption import LEFT, Preemption
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
 
 _AGAIN_SECONDS = 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from elastic_train.controller.members import HostRecord
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.wire import Connection, Message
 
 _STOOD_STILL_SECONDS = 1.0

@@ -6,8 +6,10 @@ import time
 
 from elastic_train.controller.current_run import CurrentRun, State
 from elastic_train.controller.forming import Forming
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.growth import Growth
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.trouble import Trouble
 
 
 class Newcomers:

@@ -1,12 +1,17 @@
-"""Sending snapshots to a partner host on another node (tier 1)."""
+"""Copies of a host's images on hosts of other nodes (tier 1)."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+from elastic_train.checkpoint.errors import CheckpointError, NoRoom
 from elastic_train.checkpoint.peer import Peer
+from elastic_train.controller.story import Story
+from elastic_train.controller.wire import Message
 
 
 class PartnerLink:
@@ -27,3 +32,52 @@ class PartnerLink:
     def close(self) -> None:
         self._peer.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class PartnerCopies:
+    """That one host makes of its images.
+
+    Args:
+        pool: the folder of its images.
+        story: is told what became of each.
+        tell: the coordinator, after the story.
+        spawn: runs a coroutine beside everything else.
+    """
+
+    def __init__(
+        self,
+        pool: Path,
+        token: str,
+        story: Story,
+        tell: Callable[[Message], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._pool, self._token, self._story, self._tell, self._spawn = pool, token, story, tell, spawn
+        self._links: dict[tuple[str, int], PartnerLink] = {}
+
+    def send(self, partners: Sequence[Message], image: Message) -> None:
+        """To each of ``partners`` (``HostRecord.as_partner``) the ``image`` of a generation, rank and step."""
+        for partner in partners:
+            address = (str(partner["address"][0]), int(partner["address"][1]))
+            if address not in self._links:
+                self._links[address] = PartnerLink(address, self._token)
+            self._spawn(self._copy(self._links[address], partner["node"], image))
+
+    async def _copy(self, link: PartnerLink, node: str, image: Message) -> None:
+        told = {key: image[key] for key in ("generation", "rank", "step", "image")} | {"node": node}
+        try:
+            await link.send(self._pool / image["image"], image["step"])
+        except NoRoom as error:
+            self._story.refused(image["generation"], image["step"], node)
+            self._tell({"type": "copy_refused", "error": str(error), **told})
+        except (OSError, CheckpointError) as error:
+            failed = {"type": "copy_failed", "error": str(error), **told}
+            self._story.copy_failed(failed)
+            self._tell(failed)
+        else:
+            self._story.held(image["generation"], image["step"], node, image["image"])
+            self._tell({"type": "held", **told})
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.trouble import Trouble
 
 _PATIENCE = 0.5
 """of the time until the deadline: so long a step in flight may take to be finished"""

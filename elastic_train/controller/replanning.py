@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from elastic_train.config.job import Job
-from elastic_train.controller.members import HostRecord
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.planner.layouts import LayoutChoice, NoLayout, choose_layout
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from elastic_train.checkpoint.description import Description
 from elastic_train.checkpoint.manifest import CheckpointId
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory, SnapshotSet
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.wire import Message
 
 

@@ -15,10 +15,12 @@ from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory
-from elastic_train.controller.members import Generation, HostRecord, Trouble
 from elastic_train.controller.setbacks import how_it_ended, what_it_said
 from elastic_train.controller.story import LAST_WORDS
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
 from elastic_train.planner.layouts import LayoutChoice, step_seconds
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from typing import Any
 from elastic_train.config.job import Job
 from elastic_train.config.paths import anchored, home
 from elastic_train.controller.job_folder import job_uri
+from elastic_train.controller.ray_connection import JobError, connected, quiet
+from elastic_train.controller.stop_signals import StopSignals
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +30,6 @@ _MOST_HOSTS = 100
 _LEAVE_SECONDS = 20.0
 """After the job's end: how long hosts may take to return before Ray Train's controller is ended."""
 _START_SECONDS = 120.0
-_START_TRIES = 3
-
-RAY_ENVIRONMENT = {
-    "RAY_TRAIN_V2_ENABLED": "1",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # Drained nodes are ours to handle: Ray Train's own answer restarts the whole group.
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_worker_niceness": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # A call after the connection is closed is an error, and not the start of another cluster.
-    "RAY_ENABLE_AUTO_CONNECT": "0",
-}
-
-
-class JobError(Exception):
-    """The job could not be started; one sentence says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,100 +69,12 @@ def run_job(job: Job, *, address: str | None = None, on_status: Callable[[Status
         JobError: the job cannot be started (name in use, other job in its folder, no storage, another Ray).
     """
     job = anchored(job, home())  # hosts and actors run in other folders than the driver
-    with _Signals() as signals, _ray(job, address, signals), _quiet():
+    with StopSignals() as signals, connected(job, address, signals), quiet():
         run = _Run(job, signals, on_status or (lambda status: None))
         try:
             return run.follow()
         finally:
             run.close()
-
-
-@contextmanager
-def _ray(job: Job, address: str | None, signals: _Signals) -> Iterator[None]:
-    """A connection to the cluster for the time of the run, with our signal handlers in the place of Ray's."""
-    for name, value in RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import ray
-
-    from elastic_train.controller.ray_versions import require_ray
-
-    try:
-        require_ray()
-    except ImportError as error:
-        raise JobError(str(error)) from error
-    from elastic_train.controller.ray_actors import NAMESPACE
-
-    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.WARNING}
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address is None:
-        options |= {"num_cpus": int(job.hosts.max * job.hosts.cpus) + 1, "include_dashboard": False}
-    _connect(address, options)
-    try:
-        signals.install()
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _connect(address: str | None, options: dict[str, Any]) -> None:
-    """``ray.init``. A local cluster's start times out inside Ray now and then on a busy machine: it is tried again."""
-    import ray
-
-    for tries_left in reversed(range(_START_TRIES)):
-        try:
-            ray.init(address=address, **options)
-            return
-        except SystemExit:  # Ray's answer to a SIGTERM meanwhile; its exit code is not that of the signal
-            raise SystemExit(128 + signal.SIGTERM) from None
-        except (ConnectionError, ValueError) as error:
-            raise JobError(f"no Ray cluster at {address!r}: {error}") from error
-        except Exception as error:  # Ray has no type for it
-            ray.shutdown()
-            if "Version mismatch" in str(error):
-                raise JobError(f"this is another Ray or Python than the cluster's: {_one_line(error)}") from error
-            reason = str(error).strip().splitlines()[-1]
-            if address is not None or not tries_left:
-                raise JobError(f"Ray did not start: {reason}") from error
-            logger.warning("Ray did not start and is started again: %s", reason)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    from elastic_train.controller.ray_internals import ray_messages_to_log
-
-    with ray_messages_to_log():
-        yield
-
-
-class _Signals:
-    """SIGINT and SIGTERM ask for a graceful stop; a second one ends the driver at once."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-            self.install()
-        return self
-
-    def install(self) -> None:
-        for number in self._previous:
-            signal.signal(number, self._on_signal)
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
-        self.received = number
 
 
 class _CoordinatorLost(Exception):
@@ -189,7 +84,7 @@ class _CoordinatorLost(Exception):
 class _Run:
     """One run of one job: the coordinator actor, Ray Train's ``fit()`` in a thread, and the loop that watches both."""
 
-    def __init__(self, job: Job, signals: _Signals, on_status: Callable[[Status], None]) -> None:
+    def __init__(self, job: Job, signals: StopSignals, on_status: Callable[[Status], None]) -> None:
         self._job, self._signals, self._on_status = job, signals, on_status
         self._token = secrets.token_hex(32)
         self._run_id = secrets.token_hex(4)

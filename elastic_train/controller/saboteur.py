@@ -13,7 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.config.faults import Fault, Kind
-from elastic_train.controller.host import interface_of
+from elastic_train.controller.network_interface import interface_of
 from elastic_train.controller.ray_nodes import drain_node, head_nodes
 from elastic_train.controller.victims import Victim
 

@@ -12,9 +12,9 @@ from elastic_train.checkpoint.errors import Fenced
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.checkpointer import Checkpointer, Save, UploadFailed, holder_name
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.inventory import SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
-from elastic_train.controller.members import Generation
 from elastic_train.controller.resumption import take_over
 from elastic_train.controller.save_schedule import SaveSchedule
 

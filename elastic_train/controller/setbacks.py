@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
 
 ROOM_SECONDS = 60.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.current_run import CurrentRun
-from elastic_train.controller.members import HostRecord
+from elastic_train.controller.host_record import HostRecord
 
 _COUNTS = ("step", "time_account")
 """What comes again and again; the status says it in its own words."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from elastic_train.controller.generation import Generation, step_line
 from elastic_train.controller.job_folder import JobFolder
-from elastic_train.controller.members import Generation, step_line
 from elastic_train.controller.step_history import StepHistory
 from elastic_train.storage.errors import StorageError
 

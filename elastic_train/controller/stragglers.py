@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 
 from elastic_train.config.layout import Layout
 from elastic_train.config.operation import FailureConfig
-from elastic_train.controller.members import Generation, HostRecord, Trouble, order_members
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.members import order_members
+from elastic_train.controller.trouble import Trouble
 
 _QUARTERS = 4
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.wire import Message
 
 SURVEY_SECONDS = 10.0

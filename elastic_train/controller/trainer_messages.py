@@ -10,8 +10,10 @@ from elastic_train.controller.copies import Copies
 from elastic_train.controller.current_run import CurrentRun
 from elastic_train.controller.directions import Directions
 from elastic_train.controller.finished_steps import FinishedSteps
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.setbacks import Setbacks, how_it_ended, what_it_said
+from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
 
 

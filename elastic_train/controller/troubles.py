@@ -12,9 +12,10 @@ from elastic_train.controller.barren import Barren
 from elastic_train.controller.current_run import CurrentRun, State
 from elastic_train.controller.ending import Ending
 from elastic_train.controller.forming import Forming
-from elastic_train.controller.members import Generation, Trouble
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.saving import Saving
 from elastic_train.controller.setbacks import Setbacks
+from elastic_train.controller.trouble import Trouble
 from elastic_train.storage.errors import StorageError
 
 _SETTLE_SECONDS = 0.03

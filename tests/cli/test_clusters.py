@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 OTHER_RAY = """
 import sys, ray
-from elastic_train.controller.run import JobError, run_job
+from elastic_train.controller.ray_connection import JobError
+from elastic_train.controller.run import run_job
 from tests.jobs import make_job
 ray.__version__ = "2.40.0"
 try:

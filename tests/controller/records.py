@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from elastic_train.controller.members import HostRecord
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.wire import Connection
 
 

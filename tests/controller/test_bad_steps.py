@@ -16,8 +16,8 @@ from elastic_train.config.hf import hf_config, hf_shapes
 from elastic_train.config.job import Job
 from elastic_train.config.operation import FailureConfig
 from elastic_train.controller.bad_steps import BadSteps
-from elastic_train.controller.members import Trouble
 from elastic_train.controller.step_history import StepHistory
+from elastic_train.controller.trouble import Trouble
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.order import SampleOrder

@@ -16,7 +16,9 @@ from elastic_train.controller import barren as barren_module
 from elastic_train.controller.barren import Barren
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.current_run import State
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.trouble import Trouble
 from tests.controller.records import hosts
 from tests.controller.scripted_host import TOKEN, ScriptedHost
 from tests.jobs import assert_same_curve, make_job

@@ -17,9 +17,9 @@ from elastic_train.checkpoint.upload import upload_image
 from elastic_train.config.layout import Layout
 from elastic_train.controller import checkpointer
 from elastic_train.controller.checkpointer import Checkpointer, Save, UploadFailed
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory, SnapshotSet
 from elastic_train.controller.job_folder import JobFolder
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.resumption import take_over
 from elastic_train.controller.wire import Message
 from elastic_train.storage.errors import StorageError

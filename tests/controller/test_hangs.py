@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from elastic_train.config.layout import Layout
+from elastic_train.controller.generation import Generation
 from elastic_train.controller.hangs import culprit, hang
-from elastic_train.controller.members import Generation, Trouble
 from elastic_train.controller.process_control import process_state
+from elastic_train.controller.trouble import Trouble
 from tests.cgroups import cgroup
 from tests.controller.records import hosts
 from tests.jobs import make_job

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from elastic_train.config.operation import FailureConfig
 from elastic_train.controller import lease as lease_module
 from elastic_train.controller.coordinator import Coordinator
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.lease import Lease, heartbeat_seconds
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.wire import Message
 from tests.jobs import make_job
 from tests.local_job import LocalJob

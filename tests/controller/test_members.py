@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.config.layout import Layout
+from elastic_train.controller.generation import Generation, step_line
 from elastic_train.controller.inventory import SnapshotSet
-from elastic_train.controller.members import Generation, Trouble, choose_partners, order_members, step_line
+from elastic_train.controller.members import choose_partners, order_members
+from elastic_train.controller.trouble import Trouble
 from tests.controller.records import host, hosts
 
 

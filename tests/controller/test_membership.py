@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from elastic_train.controller.members import HostRecord
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.membership import Membership
 from elastic_train.controller.wire import Connection
 from tests.controller.records import host

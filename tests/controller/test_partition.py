@@ -13,7 +13,7 @@ from elastic_train.checkpoint.catalog import list_checkpoints, load_manifest
 from elastic_train.cluster.networks import Network
 from elastic_train.controller.forming import Forming
 from elastic_train.controller.job_folder import job_store
-from elastic_train.controller.members import Trouble
+from elastic_train.controller.trouble import Trouble
 from tests.jobs import make_job
 from tests.local_job import LocalJob
 from tests.ray_job import alive

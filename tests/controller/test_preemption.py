@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from elastic_train.config.layout import Layout
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.preemption import Preemption
+from elastic_train.controller.trouble import Trouble
 from tests.controller.records import host, hosts
 
 

@@ -45,6 +45,7 @@ try:
     from ray.util.placement_group import placement_group, placement_group_table
 
     from elastic_train.config.job import Job
+    from elastic_train.controller.ray_connection import RAY_ENVIRONMENT, JobError
     from elastic_train.controller.ray_internals import (
         HostPolicy,
         ToleratesLostWorkers,
@@ -52,7 +53,7 @@ try:
         ray_messages_to_log,
     )
     from elastic_train.controller.ray_nodes import HEAD_RESOURCE
-    from elastic_train.controller.run import RAY_ENVIRONMENT, JobError, run_job
+    from elastic_train.controller.run import run_job
 except ImportError as error:
     raise ImportError(
         f"what elastic_train needs of Ray is not there; versions that work: {TESTED_RAY_VERSIONS}"

@@ -4,8 +4,8 @@ from typing import Any
 
 from elastic_train.checkpoint.description import Chunk, Description
 from elastic_train.checkpoint.manifest import CheckpointId
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.restore_plan import RestorePlan, plan_restore
 from tests.controller.records import hosts
 

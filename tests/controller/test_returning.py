@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from elastic_train.config.layout import Layout
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.returning import BROKEN_SECONDS, PastRun, Stories, Verdict, cause_of
 from tests.controller.records import hosts
 

@@ -6,8 +6,10 @@ import pytest
 
 from elastic_train.config.layout import Layout
 from elastic_train.controller.copies import Copies
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.setbacks import Pause, Setbacks, how_it_ended
+from elastic_train.controller.trouble import Trouble
 from tests.controller.records import hosts
 
 

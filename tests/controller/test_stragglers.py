@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from elastic_train.config.layout import Layout
 from elastic_train.config.operation import FailureConfig
-from elastic_train.controller.members import Generation, HostRecord, Trouble
+from elastic_train.controller.generation import Generation
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.stragglers import Own, StragglerJudge, Stragglers
+from elastic_train.controller.trouble import Trouble
 from tests.cgroups import cgroup
 from tests.controller.records import hosts
 from tests.jobs import make_job

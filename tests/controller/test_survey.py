@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from elastic_train.checkpoint.description import Description
+from elastic_train.controller.host_record import HostRecord
 from elastic_train.controller.inventory import Inventory
-from elastic_train.controller.members import HostRecord
 from elastic_train.controller.survey import SURVEY_SECONDS, Survey
 from elastic_train.controller.wire import Connection
 from tests.controller.records import hosts
