@@ -104,7 +104,7 @@ class Coordinator:
         """Each gets what it uses. (The two lambdas close a circle: what they call is made later.)"""
         job = run.job
         self._growth = growth = Growth(job, run.record)
-        self._copies = copies = Copies(job.snapshot.partners, run.record)
+        self._copies = copies = Copies(job.snapshot.partners, run.members.hosts.values, run.record)
         self._preemption = preemption = Preemption(run.record)
         setbacks = Setbacks(job.failure.max_errors, run.record)
         stragglers = Stragglers(job.failure, job.snapshot.partners, run.members.usable, run.record)
@@ -320,6 +320,8 @@ class Coordinator:
         if run.generation is not None and run.generation.has(host):
             heard = host.last_word(self.job.failure.lease_seconds)
             self._troubles.add(run.generation, Trouble(kind, f"{host.label} {how}", happened=heard))
+        elif host.node not in run.members.by_node:
+            self._finished_steps.do_without(host.node)
         run.time.left(host.number)
 
     def _handle(self, host: HostRecord, message: Message) -> None:

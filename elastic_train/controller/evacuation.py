@@ -69,7 +69,8 @@ class Evacuation:
         if (sender := next(senders, None)) is None:
             return  # it is lost in this moment
         told = {"generation": snapshots.generation, "rank": rank, "step": snapshots.step}
-        sender.connection.send({"type": "copy", "image": held[sender.node].image, "to": partner.as_partner(), **told})
+        to = partner.as_partner(needed=True)
+        sender.connection.send({"type": "copy", "image": held[sender.node].image, "to": to, **told})
         self._ordered.add(_Copy(**told, node=partner.node))
 
     def failed(self, message: Message) -> None:

@@ -57,6 +57,18 @@ class FinishedSteps:
         if snapshots is not None and generation.holds(snapshots):
             self._finish_step(generation, snapshots)
 
+    def do_without(self, node: str) -> None:
+        """No host is left on ``node``: where no member was, no copy that is still on its way there comes to be."""
+        run = self._run
+        if (generation := run.generation) is None or generation.is_on(node):
+            return
+        for step, said in generation.stepped.items():
+            snapshots = run.inventory.find(generation.number, step)
+            for rank in said:
+                if snapshots is None or node not in snapshots.holders.get(rank, ()):
+                    generation.is_refused(step, rank, node)
+        self.finish_if_whole(generation.number, run.log.finished_step + 1)
+
     def _finish_step(self, generation: Generation, snapshots: SnapshotSet) -> None:
         """A step is whole on every rank and every partner: it can no longer be lost to a single failure."""
         run, step = self._run, snapshots.step

@@ -141,7 +141,7 @@ class Forming:
             "store": list(self._rendezvous.endpoint),
             "start_step": generation.start_step,
             "restore": restore.summary(generation.members[rank].node),
-            "partners": [partner.as_partner() for partner in generation.partners[rank]],
+            "partners": generation.told_partners(rank),
             **self._bad_steps.assignment(),
         }
 

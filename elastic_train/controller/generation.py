@@ -45,20 +45,31 @@ class Generation:
     formation: Formation = field(init=False)
     _ranks: dict[int, int] = field(init=False)
     """host number -> rank"""
+    _nodes: set[str] = field(init=False)
+    """where its members are"""
     _promised: dict[int, int] = field(default_factory=dict)
     """step -> images that there will be of it, copies included"""
 
     def __post_init__(self) -> None:
         self.formation = Formation(len(self.members), self.cause.began, self.cause.seen, self.formed)
+        self._nodes = {member.node for member in self.members}
         self._ranks = {member.number: rank for rank, member in enumerate(self.members)}
 
     def rank_of(self, host: HostRecord) -> int | None:
         """None for a host that takes no part."""
         return self._ranks.get(host.number)
 
+    def is_on(self, node: str) -> bool:
+        """Whether a member is on ``node``: without it, it cannot go on."""
+        return node in self._nodes
+
     def has(self, host: HostRecord) -> bool:
         """Whether it takes part."""
         return host.number in self._ranks
+
+    def told_partners(self, rank: int) -> list[Message]:
+        """As the host of ``rank`` is told of its partners; it can do without those that take no part."""
+        return [partner.as_partner(needed=self.has(partner)) for partner in self.partners[rank]]
 
     def says(self, rank: int, message: Message) -> None:
         """``rank`` has done a step, and its host has promised copies of it. What was said before is no news."""
@@ -77,7 +88,7 @@ class Generation:
         return step
 
     def is_refused(self, step: int, rank: int, node: str) -> None:
-        """``node`` takes no copy of a rank's step: it is done without."""
+        """``node`` takes no copy of a rank's step, or cannot: it is done without."""
         said = self.stepped.get(step, {}).get(rank)
         if said is not None and node in said["copies"]:
             said["copies"].remove(node)

@@ -65,9 +65,9 @@ class HostRecord:
         silence = asyncio.get_running_loop().time() - self.connection.last_heard
         return time.time() - silence if silence >= lease_seconds else None
 
-    def as_partner(self) -> Message:
-        """What a host must know to send it copies."""
-        return {"address": list(self.byte_address), "node": self.node}
+    def as_partner(self, needed: bool) -> Message:
+        """What a host must know to send it copies; ``needed``: one that it cannot send ends the generation."""
+        return {"address": list(self.byte_address), "node": self.node, "needed": needed}
 
     @property
     def ready(self) -> bool:

@@ -9,11 +9,13 @@ from collections.abc import Collection, Sequence
 from elastic_train.controller.host_record import HostRecord
 
 
-def choose_partners(members: Sequence[HostRecord], count: int, full: Collection[str] = ()) -> list[list[HostRecord]]:
+def choose_partners(
+    members: Sequence[HostRecord], count: int, full: Collection[str] = (), others: Sequence[HostRecord] = ()
+) -> list[list[HostRecord]]:
     """By rank up to ``count`` hosts, each on a different other node, for the copies of its snapshots.
 
     The next nodes in the ring of nodes take them, but those that are ``full``, and inside a node the host of the same
-    position, so that the copies spread evenly.
+    position, so that the copies spread evenly. Where the members have too few nodes, so do those of ``others``.
     """
     nodes: dict[str, list[HostRecord]] = {}
     places = []
@@ -21,8 +23,13 @@ def choose_partners(members: Sequence[HostRecord], count: int, full: Collection[
         nodes.setdefault(member.node, []).append(member)
         places.append(len(nodes[member.node]) - 1)
     following = _following(list(nodes), count, set(full))
+    beside: dict[str, list[HostRecord]] = {}
+    for host in others:
+        if host.node not in nodes and host.node not in full:
+            beside.setdefault(host.node, []).append(host)
+    there, last = nodes | beside, list(beside)[:count]
     return [
-        [nodes[node][place % len(nodes[node])] for node in following[member.node]]
+        [there[node][place % len(there[node])] for node in [*following[member.node], *last][:count]]
         for member, place in zip(members, places, strict=True)
     ]
 

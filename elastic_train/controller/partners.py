@@ -61,9 +61,9 @@ class PartnerCopies:
             address = (str(partner["address"][0]), int(partner["address"][1]))
             if address not in self._links:
                 self._links[address] = PartnerLink(address, self._token)
-            self._spawn(self._copy(self._links[address], partner["node"], image))
+            self._spawn(self._copy(self._links[address], partner["node"], partner["needed"], image))
 
-    async def _copy(self, link: PartnerLink, node: str, image: Message) -> None:
+    async def _copy(self, link: PartnerLink, node: str, needed: bool, image: Message) -> None:
         told = {key: image[key] for key in ("generation", "rank", "step", "image")} | {"node": node}
         try:
             await link.send(self._pool / image["image"], image["step"])
@@ -71,6 +71,10 @@ class PartnerCopies:
             self._story.refused(image["generation"], image["step"], node)
             self._tell({"type": "copy_refused", "error": str(error), **told})
         except (OSError, CheckpointError) as error:
+            if not needed:
+                self._story.refused(image["generation"], image["step"], node)
+                self._tell({"type": "copy_dropped", "error": str(error), **told})
+                return
             failed = {"type": "copy_failed", "error": str(error), **told}
             self._story.copy_failed(failed)
             self._tell(failed)

@@ -74,7 +74,7 @@ class Story:
             stepped.held[node] = image
 
     def refused(self, generation: int, step: int, node: str) -> None:
-        """A partner takes no copy of ``step``: it is done without."""
+        """A partner takes no copy of ``step``, or cannot: it is done without."""
         if (stepped := self._of(generation, step)) is not None and node in stepped.message["copies"]:
             stepped.message["copies"].remove(node)
 

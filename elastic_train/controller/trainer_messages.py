@@ -52,6 +52,8 @@ class TrainerMessages:
             self._directions.described(host, generation, rank, message["description"])
         elif kind == "stepped":
             generation.says(rank, message)
+            for node in [node for node in message["copies"] if self._is_gone(generation, node)]:
+                generation.is_refused(message["step"], rank, node)
             self._finished_steps.hold(generation.number, rank, message["step"], host.node, message["image"])
         elif kind == "error":
             self._on_error(host, generation, message)
@@ -59,9 +61,17 @@ class TrainerMessages:
             host.trainer_pid = None
             self._trouble(generation, how_it_ended(host, message))
         elif kind == "copy_refused":
-            self._on_refused_copy(generation, message)
+            self._copies.refused(message["node"], message["error"])
+            self._do_without(generation, message)
+        elif kind == "copy_dropped":
+            self._copies.dropped(message["node"], message["error"])
+            self._do_without(generation, message)
         elif kind == "copy_failed":
             self._trouble(generation, _failed_copy(host, generation, message))
+
+    def _is_gone(self, generation: Generation, node: str) -> bool:
+        """Nobody is left who could take copies there, and no member was: its host has not heard of it yet."""
+        return node not in self._run.members.by_node and not generation.is_on(node)
 
     def _on_phase(self, generation: Generation, name: str, seconds: float = 0.0) -> None:
         begins = generation.formation.did(name, time.time(), seconds)
@@ -74,10 +84,9 @@ class TrainerMessages:
         if message["passed_over"]:
             self._run.record("restore_passed_over", rank=rank, detail="; ".join(message["passed_over"]))
 
-    def _on_refused_copy(self, generation: Generation, message: Message) -> None:
-        """A partner's node is full: the step does without its copy, and those to come once the watch has looked."""
+    def _do_without(self, generation: Generation, message: Message) -> None:
+        """The step does without a copy, and those to come once the watch has looked."""
         generation.is_refused(message["step"], message["rank"], message["node"])
-        self._copies.refused(message["node"], message["error"])
         self._finished_steps.finish_if_whole(generation.number, message["step"])
 
     def _on_error(self, host: HostRecord, generation: Generation, message: Message) -> None:

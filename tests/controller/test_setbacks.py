@@ -98,7 +98,7 @@ def test_one_host_of_a_full_node_is_left_out_at_a_time(ledger: Ledger) -> None:
 
 
 def test_fewer_nodes_than_copies_are_said_once(ledger: Ledger) -> None:
-    chosen = Copies(2, ledger.record)
+    chosen = Copies(2, tuple, ledger.record)
     assert numbers(chosen.choose(hosts("abc"))) == [[2, 3], [3, 1], [1, 2]]
     assert not ledger
     for _ in range(3):
@@ -115,7 +115,7 @@ def test_partners_are_chosen_again_only_when_nodes_get_full_or_are_tried_again(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, counted = 1000.0, list[int]()
-    chosen, members = Copies(1, ledger.record, lambda: now), hosts("abc")
+    chosen, members = Copies(1, tuple, ledger.record, lambda: now), hosts("abc")
     generation = Generation(1, Layout(dp_shard=3), members, [], 0, Trouble("start", ""))
     generation.partners = chosen.choose(members)
     monkeypatch.setattr(chosen, "tell", lambda generation, ranks: counted.extend(ranks))
@@ -137,11 +137,43 @@ def test_partners_are_chosen_again_only_when_nodes_get_full_or_are_tried_again(
     assert numbers(generation.partners) == [[2], [3], [1]]
 
 
+def test_hosts_that_take_no_part_keep_copies_where_the_members_have_too_few_nodes(ledger: Ledger) -> None:
+    there = hosts("aabbc")
+    chosen, members = Copies(1, lambda: there, ledger.record), there[:2]
+    generation = Generation(1, Layout(dp_shard=2), members, chosen.choose(members), 0, Trouble("start", ""))
+    assert numbers(generation.partners) == [[3], [4]]
+    assert [partner["needed"] for partner in generation.told_partners(0)] == [False]
+    there[2].leaving = there[3].leaving = True  # b is being taken away
+    with pytest.MonkeyPatch.context() as patch:
+        told = list[int]()
+        patch.setattr(chosen, "tell", lambda generation, ranks: told.extend(ranks))
+        chosen.look(generation)
+        assert (numbers(generation.partners), told) == ([[5], [5]], [0, 1])
+        chosen.look(generation)
+        chosen.dropped("c", "c does not answer")
+        chosen.look(generation)
+        assert (numbers(generation.partners), told) == ([[], []], [0, 1, 0, 1])
+        there.append(hosts("abcdef")[5])
+        chosen.look(generation)
+        assert numbers(generation.partners) == [[6], [6]]
+    assert [event["node"] for event in ledger.named("partner_lost")] == ["c"]
+    assert [event["copies"] for event in ledger.named("fewer_copies")] == [0]
+
+
+def test_hosts_that_take_no_part_keep_none_where_the_members_have_nodes_enough(ledger: Ledger) -> None:
+    there = hosts("abc")
+    chosen, members = Copies(1, lambda: there, ledger.record), there[:2]
+    generation = Generation(1, Layout(dp_shard=2), members, chosen.choose(members), 0, Trouble("start", ""))
+    assert numbers(generation.partners) == [[2], [1]]
+    assert [partner["needed"] for partner in generation.told_partners(0)] == [True]
+    assert not ledger
+
+
 def test_a_full_node_is_left_out_until_its_time_is_over_or_a_host_joins_it(
     ledger: Ledger,
 ) -> None:
     now = 1000.0
-    chosen, members = Copies(1, ledger.record, lambda: now), hosts("abc")
+    chosen, members = Copies(1, tuple, ledger.record, lambda: now), hosts("abc")
     for _ in range(2):  # two ranks' copies are refused
         chosen.refused("b", "b is full")
     assert numbers(chosen.choose(members)) == [[3], [3], [1]]
