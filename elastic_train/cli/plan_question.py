@@ -56,7 +56,7 @@ class Question:
 
 def question_of(asked: Asked) -> Question:
     """Raises UserError and ConfigError with what is wrong and what would do."""
-    from elastic_train.planner.hardware import accelerator
+    from elastic_train.planner.hardware_table import accelerator
     from elastic_train.planner.impossible import MOST_GPUS
 
     path, overrides = _split(asked)

@@ -19,6 +19,7 @@ from functools import lru_cache
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.model import ModelConfig
+from elastic_train.planner.flops import computed_keys
 from elastic_train.planner.hardware import Accelerator
 
 FLOAT32 = 4
@@ -58,6 +59,7 @@ def pass_times(job: Job, layout: Layout, accelerator: Accelerator, efficiency: f
         training.micro_batch,
         layout.tp,
         layout.cp,
+        computed_keys(job, layout),
         job.parallel.context == "gather" and layout.cp > 1,
         data.separates_documents,
         training.compile,
@@ -73,6 +75,8 @@ class _Cut:
     batch: int
     tp: int
     cp: int
+    keys: float
+    """whose scores are computed for a query, on average"""
     gathers: bool
     documents: bool
     compiled: bool
@@ -81,17 +85,6 @@ class _Cut:
     def tokens(self) -> float:
         """Of the group of tensor ranks, each of which multiplies all of them."""
         return self.batch * self.sequence / self.cp
-
-    @property
-    def pairs(self) -> float:
-        """Of queries and keys whose scores are computed, for each head of each tensor rank.
-
-        ``gather``: two chunks of c queries see (r + 1) c and (2 cp - r) c keys, whatever the rank r.
-        """
-        if self.gathers:
-            return self.batch * (2 * self.cp + 1) * (self.sequence / (2 * self.cp)) ** 2
-        seen = self.sequence if self.documents else (self.sequence + 1) / 2
-        return self.batch * self.sequence * seen / self.cp
 
 
 @lru_cache(maxsize=1 << 14)
@@ -146,7 +139,7 @@ def _attention(
     queries = model.num_attention_heads * model.head_size / cut.tp
     keys = model.num_key_value_heads * model.head_size / cut.tp
     speed *= masked if cut.gathers or cut.documents else 1.0
-    computed = 4 * queries * cut.pairs / speed
+    computed = 4 * queries * cut.tokens * cut.keys / speed
     seen = cut.batch * cut.sequence if cut.gathers else cut.tokens
     moved = number * 2 * (cut.tokens * queries + seen * keys)
     return max(computed, moved / bandwidth), computed / 2

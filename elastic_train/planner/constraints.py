@@ -25,6 +25,15 @@ def check_layout(job: Job, layout: Layout) -> list[str]:
     return problems
 
 
+def violated(job: Job, layout: Layout) -> tuple[str, str] | None:
+    """(what limits, sentence) of the first constraint that is violated; None if there is none."""
+    problems = check_layout(job, layout)
+    if not problems:
+        return None
+    name, equals, _ = problems[0].partition("=")
+    return (name if equals and name.isidentifier() else "global_batch"), problems[0]
+
+
 def _tensor_problems(model: ModelConfig, data: DataConfig, layout: Layout) -> list[str]:
     divided = {
         "num_attention_heads": model.num_attention_heads,

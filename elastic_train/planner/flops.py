@@ -22,9 +22,21 @@ DAY = 86_400.0
 """seconds"""
 
 
-def computed_attention(job: Job) -> Attention:
-    """What kernels compute: with a mask of documents all scores, as torch skips none but with ``is_causal``."""
-    return "full" if job.data.separates_documents else "causal"
+def seen_keys(sequence_length: int, attention: Attention) -> float:
+    """Keys that a query is counted with, on average over a sequence."""
+    return float(sequence_length) if attention == "full" else (sequence_length + 1) / 2
+
+
+def computed_keys(job: Job, layout: Layout) -> float:
+    """Keys whose scores kernels compute for a query, on average: torch skips the others only with ``is_causal``.
+
+    Under the mask of ``context=gather`` those after a chunk's last query: on every rank r two chunks of c queries see
+    (r + 1) c and (2 cp - r) c keys. Under a mask of documents none.
+    """
+    length = job.data.sequence_length
+    if layout.cp > 1 and job.parallel.context == "gather":
+        return (2 * layout.cp + 1) * length / (4 * layout.cp)
+    return seen_keys(length, "full" if job.data.separates_documents else "causal")
 
 
 def six_pd(parameters: float, tokens: float) -> float:
@@ -59,17 +71,16 @@ class ForwardFlops:
 
 
 @lru_cache(maxsize=1024)
-def forward_flops(model: ModelConfig, sequence_length: int, attention: Attention) -> ForwardFlops:
+def forward_flops(model: ModelConfig, keys: float) -> ForwardFlops:
     """Exact for matrix products (a test counts them with torch's ``FlopCounterMode``); the others are not counted.
 
-    The mean over the tokens of a sequence of ``sequence_length``: a causal query sees ``(S + 1) / 2`` keys on average.
+    ``keys``: those that a query sees, on average over the tokens.
     """
     layers, hidden = model.num_hidden_layers, model.hidden_size
-    queries, keys = model.num_attention_heads * model.head_size, model.num_key_value_heads * model.head_size
-    seen = sequence_length if attention == "full" else (sequence_length + 1) / 2
+    queries, values = model.num_attention_heads * model.head_size, model.num_key_value_heads * model.head_size
     return ForwardFlops(
-        projections=layers * 2 * hidden * (2 * queries + 2 * keys),
-        attention=layers * 4 * queries * seen,
+        projections=layers * 2 * hidden * (2 * queries + 2 * values),
+        attention=layers * 4 * queries * keys,
         feed_forward=layers * 6 * hidden * model.intermediate_size,
         head=2 * hidden * model.vocab_size,
     )
@@ -77,16 +88,16 @@ def forward_flops(model: ModelConfig, sequence_length: int, attention: Attention
 
 def model_flops_per_token(job: Job, attention: Attention) -> float:
     """Forward and backward: every product of the forward pass has two in the backward pass."""
-    return 3 * forward_flops(job.model, job.data.sequence_length, attention).total
+    return 3 * forward_flops(job.model, seen_keys(job.data.sequence_length, attention)).total
 
 
-def backward_extra(job: Job, attention: Attention) -> float:
+def backward_extra(job: Job, keys: float) -> float:
     """What the backward pass of all blocks computes anew, per token.
 
     The flash kernel makes the scores again: one product, where the forward pass has two. ``selective`` runs the
     attention core again, ``full`` the block up to the input of its last product, where torch stops: nothing needs more.
     """
-    forward = forward_flops(job.model, job.data.sequence_length, attention)
+    forward = forward_flops(job.model, keys)
     again = {
         "none": 0.0,
         "selective": forward.attention,
@@ -95,9 +106,9 @@ def backward_extra(job: Job, attention: Attention) -> float:
     return forward.attention / 2 + again[job.training.recompute]
 
 
-def hardware_flops_per_token(job: Job, attention: Attention) -> float:
-    """Per token that is computed, padding or not."""
-    return model_flops_per_token(job, attention) + backward_extra(job, attention)
+def hardware_flops_per_token(job: Job, keys: float) -> float:
+    """Per token that is computed, padding or not, with ``keys`` for each query."""
+    return 3 * forward_flops(job.model, keys).total + backward_extra(job, keys)
 
 
 def tokens_per_step(job: Job) -> int:
@@ -131,5 +142,5 @@ def utilisation(job: Job, layout: Layout, *, seconds: float, peak: float) -> Uti
     return Utilisation(
         model_flops_per_token(job, "full") * useful / most,
         model_flops_per_token(job, "causal") * useful / most,
-        hardware_flops_per_token(job, computed_attention(job)) * computed / most,
+        hardware_flops_per_token(job, computed_keys(job, layout)) * computed / most,
     )

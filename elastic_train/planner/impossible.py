@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES
+from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.search import MEMORY, Ranking
 from elastic_train.planner.search_memory import Held, MemoryFloor
-from elastic_train.planner.search_space import Mesh, Space, space_of, violated
+from elastic_train.planner.search_options import Mesh
+from elastic_train.planner.search_space import Space, space_of
 
 MOST_GPUS = 1 << 20
 """No answer is looked for beyond."""
@@ -153,7 +155,7 @@ def _most(space: Space, axis: str) -> int:
 
 
 def _valid(space: Space, *, length: int | None = None, **sizes: int) -> bool:
-    fixed = {axis: 1 if axis in space.free else int(getattr(space.job.parallel, axis)) for axis in ("tp", "pp", "cp")}
+    fixed = {axis: space.given(axis) for axis in ("tp", "pp", "cp")}
     if length is not None:
         data = space.job.data.model_copy(update={"sequence_length": length})
         space = Space(space.job.model_copy(update={"data": data}), space.free, space.per_node)

@@ -12,6 +12,7 @@ from typing import Literal
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.parameters import StageParameters
 
@@ -75,16 +76,24 @@ def _gradient_bytes(
     return numbers.gradient * sum(stage.part if cut == "gradients" else stage.whole for stage in stages)
 
 
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Bytes of optimizer state per parameter (docs/parallelism.md)."""
+
+    matrix: int
+    """of a matrix of a block, as nearly all parameters are"""
+    other: int
+
+
+def moments_of(optimizer: OptimizerConfig) -> Moments:
+    """All of them are float32. Muon has one for a matrix, and Adam's two for what is none."""
+    numbers = {"adamw": (2, 2), "adam": (2, 2), "lion": (1, 1), "muon": (1, 2), "sgd": (1, 1)}
+    matrix, other = (0, 0) if optimizer.name == "sgd" and not optimizer.momentum else numbers[optimizer.name]
+    return Moments(FLOAT32 * matrix, FLOAT32 * other)
+
+
 def _optimizer_bytes(job: Job, stages: Sequence[StageParameters], cut: Division) -> int:
-    config, whole = job.optimizer, cut == "none"
+    each, whole = moments_of(job.optimizer), cut == "none"
     elements = sum(stage.whole if whole else stage.part for stage in stages)
-    if config.name == "sgd":
-        return FLOAT32 * elements if config.momentum else 0
-    if config.name == "lion":
-        return FLOAT32 * elements
-    if config.name == "muon":
-        matrices = sum(
-            stage.blocks * (stage.block.matrices if whole else stage.block.matrices_part) for stage in stages
-        )
-        return FLOAT32 * (2 * elements - matrices)
-    return 2 * FLOAT32 * elements
+    matrices = sum(stage.blocks * (stage.block.matrices if whole else stage.block.matrices_part) for stage in stages)
+    return each.other * (elements - matrices) + each.matrix * matrices

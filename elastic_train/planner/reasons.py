@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from elastic_train.planner.constraints import violated
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search import Candidate, Ranking
 from elastic_train.planner.search_memory import gib
-from elastic_train.planner.search_space import violated
 
 TIGHT = 0.95
 """Above this share of the limit fragmentation or a larger workspace may be too much."""

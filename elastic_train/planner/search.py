@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.memory import fullest_rank
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_memory import Held, MemoryFloor
-from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space, space_of, violated
+from elastic_train.planner.search_options import Mesh, Schedule, Sharing
+from elastic_train.planner.search_space import Space, space_of
 from elastic_train.planner.step_time import StepTime, step_time
 
 SHOWN = 8

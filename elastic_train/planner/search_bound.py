@@ -16,7 +16,8 @@ from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.parameters import stages_of_ranks
 from elastic_train.planner.rank_time import waits_for_state
-from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space
+from elastic_train.planner.search_options import Mesh, Schedule, Sharing
+from elastic_train.planner.search_space import Space
 from elastic_train.planner.traffic import telling_ranks
 from elastic_train.planner.traffic_activations import activation_exchanges
 from elastic_train.planner.transfer import transfer_seconds

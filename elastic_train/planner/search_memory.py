@@ -9,16 +9,15 @@ from typing import NamedTuple
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.planner.activations import block_bytes, loss_bytes
-from elastic_train.planner.constraints import equal_rounds
+from elastic_train.planner.activations import FLOAT32, block_bytes, loss_bytes
+from elastic_train.planner.constraints import equal_rounds, violated
 from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory, fullest_rank
-from elastic_train.planner.model_state import division, model_state, numbers_of
+from elastic_train.planner.model_state import division, model_state, moments_of, numbers_of
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.schedule import micro_batches_in_flight
-from elastic_train.planner.search_space import Mesh, Schedule, Sharing, Space, sharing_layout, violated
+from elastic_train.planner.search_options import Mesh, Schedule, Sharing, sharing_layout
+from elastic_train.planner.search_space import Space
 
-_STATE = {"adamw": 12, "adam": 12, "muon": 8, "lion": 8, "sgd": 4}
-"""Bytes per parameter that all ranks hold together, at least: master weight and moments."""
 _COPIES = ("ddp", "zero1", "zero2")
 _LOOKS = 4
 """Of the options that need least by the bound so many are looked at, to find those that need least."""
@@ -93,7 +92,9 @@ class MemoryFloor:
         job = space.job
         device = job.hosts.device
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
-        self._state = 0 if job.parallel.offload else job.model.num_parameters * _STATE[job.optimizer.name]
+        self._state = (
+            0 if job.parallel.offload else job.model.num_parameters * (FLOAT32 + moments_of(job.optimizer).matrix)
+        )
         self._number, self._runtime = numbers_of(job).compute, RUNTIME[device]
         self._number_and_gradient = self._number + numbers_of(job).gradient
 

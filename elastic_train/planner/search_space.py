@@ -1,85 +1,35 @@
 """What a search for a layout may vary, and in which sizes. What the job file says stays.
 
-A ``Mesh`` is the sizes of the axes that cut the model and of the data axis as a whole; ``Options`` are the ways to run
-one: how the data ranks share the state, the schedule, the micro-batch and what is recomputed. Sizes that a constraint
-forbids are among the meshes, so that a search can say what forbids them.
+Sizes that a constraint forbids are told apart, so that a search can say what forbids them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.config.training import TrainingConfig
-from elastic_train.planner.constraints import check_layout
+from elastic_train.planner.axis_sizes import divisors, smallest_layout
+from elastic_train.planner.constraints import violated
 from elastic_train.planner.data_ranks import worth_a_look
+from elastic_train.planner.search_options import (
+    CONTEXTS,
+    RECOMPUTE,
+    SCHEDULES,
+    SHARING,
+    Mesh,
+    Schedule,
+    Sharing,
+    sharing_layout,
+)
 
 _PARALLEL = ("data", "reshard_after_forward", "pipeline", "virtual_stages", "context")
 _TRAINING = ("micro_batch", "recompute")
-CONTEXTS = ("gather", "ulysses")
-"""``context`` that compete; of equally fast ones the first wins."""
-SHARING = (
-    ("ddp", False),
-    ("zero1", False),
-    ("zero2", False),
-    ("zero3", False),
-    ("hsdp", False),
-    ("zero3", True),
-    ("hsdp", True),
-)
-"""``data`` and ``reshard_after_forward`` that compete; of equally fast ones the first wins."""
-RECOMPUTE = ("none", "selective", "full")
-"""Each keeps no more and takes no less time than the one before."""
 LARGEST_MICRO_BATCH = 64
 _FEW, _POWERS = 16, 5
-
-
-class Schedule(NamedTuple):
-    """How passes run, along pp and along cp: fields of ``parallel``."""
-
-    pipeline: str = "1f1b"
-    virtual_stages: int = 2
-    context: str = "gather"
-
-    @property
-    def splits_backward(self) -> bool:
-        return self.pipeline in ("zero_bubble", "zbv")
-
-    @property
-    def stages_per_rank(self) -> int:
-        return 1 if self.pipeline in ("1f1b", "gpipe") else self.virtual_stages
-
-
-SCHEDULES = tuple(Schedule(name) for name in ("1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "gpipe"))
-"""Those that compete, but for ``context``; of equally fast ones the first wins."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Mesh:
-    """Sizes of the axes; how the data ranks are cut into replicas and shards is left open."""
-
-    tp: int
-    pp: int
-    cp: int
-    data_ranks: int
-
-    @property
-    def world_size(self) -> int:
-        return self.tp * self.pp * self.cp * self.data_ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How the data ranks share weights, gradients and optimizer state."""
-
-    data: str
-    reshard_after_forward: bool
-    dp_replicate: int
-    dp_shard: int
 
 
 @dataclass(frozen=True)
@@ -133,7 +83,7 @@ class Space:
             yield tp, gpus // per_node * (per_node // tp * tp) + gpus % per_node // tp * tp
 
     def _context_sizes(self, most: int) -> list[int]:
-        return self._sizes("cp", most, _divisors(self.job.data.sequence_length))
+        return self._sizes("cp", most, divisors(self.job.data.sequence_length))
 
     def _deeper(self, tp: int, cp: int, room: int) -> Iterator[Mesh]:
         for pp in self._sizes("pp", room, range(1, self.job.model.num_hidden_layers + 1)):
@@ -143,10 +93,14 @@ class Space:
 
     def _sizes(self, axis: str, most: int, candidates: Iterable[int]) -> list[int]:
         if axis not in self.free:
-            candidates = [_fixed(self.job, axis)]
+            candidates = [self.given(axis)]
         elif axis != "pp" and self.job.training.determinism == "exact":
             candidates = [1]  # another size would give other bits
         return [size for size in candidates if size <= most]
+
+    def given(self, axis: str) -> int:
+        """The size that the job says, 1 where it says none."""
+        return 1 if axis in self.free else int(getattr(smallest_layout(self.job.parallel), axis))
 
     def _violated(self, tp: int, cp: int) -> tuple[str, str] | None:
         """Larger axes only add constraints."""
@@ -160,7 +114,7 @@ class Space:
     @property
     def _unit(self) -> int:
         """Fixed data ranks, which divide the number of all of them."""
-        return math.prod(_fixed(self.job, axis) for axis in ("dp_replicate", "dp_shard") if axis not in self.free)
+        return self.given("dp_replicate") * self.given("dp_shard")
 
     @property
     def _varies(self) -> bool:
@@ -249,8 +203,9 @@ class Space:
                 continue
             found += [Sharing(data, reshard, *sizes) for sizes in self._cuts(data, mesh)]
         if mesh.data_ranks * mesh.cp == 1 and "data" in self.free:
+            # Alone there is nothing to share; released weights come anew, from CPU memory.
             alone = [sharing for sharing in found if sharing.data == "zero3"]
-            return alone[:1] or found[:1]  # alone there is nothing to share
+            return (alone if self.job.parallel.offload else alone[:1]) or found[:1]
         return found
 
     @property
@@ -262,7 +217,7 @@ class Space:
         """(dp_replicate, dp_shard) of a strategy, whose product is the number of data ranks."""
         ranks, given = mesh.data_ranks, {"dp_replicate", "dp_shard"} - self.free
         if given and data != "ddp":
-            shards = _divisors(ranks)
+            shards = divisors(ranks)
         elif data == "hsdp":
             # Given by the user, an hsdp that only replicates or only shards is taken as it is.
             shards = self._hybrid_shards(mesh) or ([] if "data" in self.free else [ranks])
@@ -272,12 +227,12 @@ class Space:
         return [
             (pair["dp_replicate"], pair["dp_shard"])
             for pair in pairs
-            if all(pair[axis] == _fixed(self.job, axis) for axis in given)
+            if all(pair[axis] == self.given(axis) for axis in given)
         ]
 
     def _hybrid_shards(self, mesh: Mesh) -> list[int]:
         """All that replicate and shard; of many those whose shards fill a node, or a power of two of nodes."""
-        shards = _divisors(mesh.data_ranks)[1:-1]
+        shards = divisors(mesh.data_ranks)[1:-1]
         if mesh.data_ranks <= _FEW:
             return shards
         filling = {self.per_node << power for power in range(_POWERS)}
@@ -307,11 +262,6 @@ class Space:
         return self.question(mesh, sharing, schedule, *self._smallest)
 
 
-def sharing_layout(mesh: Mesh, sharing: Sharing) -> Layout:
-    """``mesh`` with its data ranks cut as ``sharing`` says."""
-    return Layout(mesh.pp, sharing.dp_replicate, sharing.dp_shard, mesh.cp, mesh.tp)
-
-
 def space_of(job: Job, per_node: int) -> Space:
     """Free is what the job file does not write, and what it leaves to ``auto``."""
     parallel, training = job.parallel, job.training
@@ -319,22 +269,3 @@ def space_of(job: Job, per_node: int) -> Space:
     free |= {name for name in _PARALLEL if name not in parallel.model_fields_set}
     free |= {name for name in _TRAINING if name not in training.model_fields_set}
     return Space(job, frozenset(free), per_node)
-
-
-def _fixed(job: Job, axis: str) -> int:
-    size = getattr(job.parallel, axis)
-    return 1 if size == "auto" else int(size)
-
-
-def _divisors(number: int) -> list[int]:
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)})
-
-
-def violated(job: Job, layout: Layout) -> tuple[str, str] | None:
-    """(what limits, sentence) of the first constraint that is violated; None if there is none."""
-    problems = check_layout(job, layout)
-    if not problems:
-        return None
-    name, equals, _ = problems[0].partition("=")
-    return (name if equals and name.isidentifier() else "global_batch"), problems[0]

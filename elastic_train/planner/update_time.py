@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.model_state import division
+from elastic_train.planner.model_state import division, moments_of
 from elastic_train.planner.parameters import StageParameters, block_parameters
 
-STATE = {"adamw": 8, "adam": 8, "sgd": 4, "lion": 4, "muon": 4}
-"""Bytes of optimizer state per parameter (docs/parallelism.md); muon's of the matrices, which are nearly all."""
 NEWTON_SCHULZ = 5
 """steps"""
 
@@ -30,15 +28,11 @@ def update_seconds(
     elements = sum(stage.part if cut else stage.whole for stage in stages)
     # FSDP2 casts what it has reduced to the precision of the master weights (``model_state.model_state``).
     gradient = 4 if training.reduce_dtype == "fp32" or division(job, layout) == "all" else 2
-    each = 2 * gradient + 2 * (4 + _state(job)) + (12 if training.ema_decay is not None else 0)
+    each = 2 * gradient + 2 * (4 + moments_of(job.optimizer).matrix) + (12 if training.ema_decay is not None else 0)
     copy = 0 if training.precision == "fp32" else 2
     bandwidth = accelerator.host_memory_bytes_per_second if parallel.offload else accelerator.memory_bytes_per_second
     moved = elements * (each + (0 if parallel.offload else copy)) / (bandwidth * accelerator.transfer_efficiency)
     return moved + (_orthogonalising(job, layout, stages, accelerator, efficiency) if _is_muon(job) else 0.0)
-
-
-def _state(job: Job) -> int:
-    return 0 if job.optimizer.name == "sgd" and not job.optimizer.momentum else STATE[job.optimizer.name]
 
 
 def _is_muon(job: Job) -> bool:

@@ -9,7 +9,8 @@ import pytest
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import parse_job
 from elastic_train.planner.calibration import NothingToLearn, calibrate, layout_of, measured_steps
-from elastic_train.planner.hardware import Accelerator, accelerator
+from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.step_time import step_time
 from tests.planner.test_search import LLAMA
 

@@ -11,7 +11,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.presets import PRESETS
 from elastic_train.planner.compute_time import PassTimes, pass_times
-from elastic_train.planner.hardware import accelerator
+from elastic_train.planner.hardware_table import accelerator
 from tests.training.synthetic import small_job
 
 H100 = replace(accelerator("h100-80gb"), transfer_efficiency=1.0)

@@ -22,6 +22,7 @@ from elastic_train.planner.flops import (
     hardware_flops_per_token,
     model_flops_per_token,
     seconds_for,
+    seen_keys,
     six_pd,
     tokens_per_step,
     utilisation,
@@ -51,8 +52,8 @@ def test_the_exact_count_is_torchs(model: dict[str, Any], recompute: str) -> Non
     job = small_job(model=model, training={"recompute": recompute})
     tokens = 2 * job.data.sequence_length
     forward, step = counted(job, sequences=2)
-    assert forward == tokens * forward_flops(job.model, job.data.sequence_length, "full").total
-    assert forward + step == tokens * hardware_flops_per_token(job, "full")
+    assert forward == tokens * forward_flops(job.model, job.data.sequence_length).total
+    assert forward + step == tokens * hardware_flops_per_token(job, job.data.sequence_length)
 
 
 def counted(job: Job, sequences: int) -> tuple[int, int]:
@@ -83,7 +84,7 @@ def counted(job: Job, sequences: int) -> tuple[int, int]:
 
 def test_a_causal_query_sees_half_of_the_keys() -> None:
     job = small_job(data={"sequence_length": 4})
-    full, causal = (forward_flops(job.model, 4, attention) for attention in ("full", "causal"))  # type: ignore[arg-type]
+    full, causal = (forward_flops(job.model, keys) for keys in (4, seen_keys(4, "causal")))
     assert causal.attention / full.attention == (1 + 2 + 3 + 4) / 16
     assert (causal.projections, causal.feed_forward, causal.head) == (full.projections, full.feed_forward, full.head)
 
@@ -92,8 +93,8 @@ def test_six_pd_is_near_the_exact_count_of_large_models() -> None:
     """Llama 3 405B at 8,192 tokens: attention adds 8 % in full, and 3.6 % if causal; its embedding takes 0.5 % off."""
     model = ModelConfig.model_validate(PRESETS["llama3-405b"])
     six = six_pd(model.num_parameters, 1)
-    assert 3 * forward_flops(model, 8192, "full").total / six == pytest.approx(1.078, abs=2e-3)
-    assert 3 * forward_flops(model, 8192, "causal").total / six == pytest.approx(1.036, abs=2e-3)
+    assert 3 * forward_flops(model, 8192).total / six == pytest.approx(1.078, abs=2e-3)
+    assert 3 * forward_flops(model, seen_keys(8192, "causal")).total / six == pytest.approx(1.036, abs=2e-3)
 
 
 def test_a_tied_head_is_multiplied_with_all_the_same() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.config.errors import ConfigError
-from elastic_train.planner.hardware import accelerator, accelerators
+from elastic_train.planner.hardware_table import accelerator, accelerators
 
 OWN = """
 name: mine

@@ -7,16 +7,16 @@ import pytest
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.load import parse_job
+from elastic_train.planner.axis_sizes import layouts_of
 from elastic_train.planner.constraints import check_layout
-from elastic_train.planner.hardware import host_of
+from elastic_train.planner.hardware_table import host_of
+from elastic_train.planner.layout_search import LayoutSearch
 from elastic_train.planner.layouts import (
     LayoutChoice,
     NoLayout,
-    _Search,
     check_job,
     choose_for_all,
     choose_layout,
-    layouts_of,
 )
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.step_time import step_time
@@ -244,7 +244,7 @@ def test_five_hundred_hosts_are_planned_at_once(memory: tuple[str, ...]) -> None
     """The time goes with the layouts that are looked at: some 0.2 ms each, 1 ms with a limit of memory."""
     large = ("model.preset=llama3-70b", "data.sequence_length=8192", "training.global_batch=1024")
     job = job_of(*large, "training.precision=bf16", "hosts.max=512", "parallel=auto", *memory)
-    search = _Search(job, 8)
+    search = LayoutSearch(job, 8)
     assert search.best([8] * 64, 512)
     assert search.looked_at < 100
 

@@ -15,7 +15,7 @@ import pytest
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.presets import PRESETS
-from elastic_train.planner.hardware import accelerator
+from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.step_time import step_time
 from tests.training.synthetic import small_job
 

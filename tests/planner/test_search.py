@@ -11,12 +11,14 @@ import pytest
 from elastic_train.config.job import Job
 from elastic_train.config.load import parse_job
 from elastic_train.config.parallel import ParallelConfig
-from elastic_train.planner.hardware import accelerator
+from elastic_train.planner.constraints import violated
+from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search import MEMORY, SLOWER, rank_layouts
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_memory import MemoryFloor
-from elastic_train.planner.search_space import Mesh, space_of, violated
+from elastic_train.planner.search_options import Mesh
+from elastic_train.planner.search_space import space_of
 from elastic_train.planner.step_time import step_time
 
 H100 = accelerator("h100-80gb")

@@ -11,8 +11,9 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.presets import PRESETS
 from elastic_train.planner.exchange import exchange
-from elastic_train.planner.flops import hardware_flops_per_token
-from elastic_train.planner.hardware import Accelerator, accelerator
+from elastic_train.planner.flops import computed_keys, hardware_flops_per_token
+from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.schedule import schedule_slots
 from elastic_train.planner.step_time import StepTime, step_time
 from elastic_train.planner.traffic import traffic_of
@@ -64,12 +65,33 @@ def test_terms_add_up_and_compute_is_operations_over_the_rate() -> None:
     time = step_time(job, layout, NO_MEMORY)
     assert time.total == pytest.approx(sum(time.terms.values()))
     compute = sum(time.terms[name] for name in ("forward", "backward", "recomputation"))
-    flops = hardware_flops_per_token(job, "causal") * 64 * 8192 / 8
+    flops = hardware_flops_per_token(job, computed_keys(job, layout)) * 64 * 8192 / 8
     assert compute == pytest.approx(flops / (H100.peak("bf16") * H100.efficiency))
     assert time.tokens_per_second == pytest.approx(64 * 8192 / time.total)
     assert time.use.hfu == pytest.approx(H100.efficiency * compute / time.total)
     assert 0 < time.exposed < 0.1 * time.total
     assert time.bubble == 0.0
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "keys"),
+    [("gather", {}, 17 / 32), ("gather", {"document_mask": True}, 17 / 32), ("ulysses", {}, 1 / 2)],
+)
+def test_operations_are_those_that_context_parallel_kernels_compute(
+    context: str, options: dict[str, Any], keys: float
+) -> None:
+    """At full efficiency under masks, too, compute takes what ``hfu`` counts: with 8 ranks 17 of 32 chunks of keys."""
+    job = small_job(
+        model=PRESETS["llama3-8b"],
+        data={"sequence_length": 8192, **options},
+        training={"precision": "bf16", "global_batch": 8, "recompute": "selective"},
+        parallel={"context": context},
+    )
+    layout = Layout(cp=8)
+    assert computed_keys(job, layout) == pytest.approx(keys * 8192, rel=2e-4)
+    time = step_time(job, layout, replace(NO_MEMORY, masked_attention=1.0))
+    compute = sum(time.terms[name] for name in ("forward", "backward", "recomputation"))
+    assert time.use.hfu == pytest.approx(H100.efficiency * compute / time.total)
 
 
 def test_offloaded_state_goes_over_the_bus_and_is_updated_by_the_cpu() -> None:
