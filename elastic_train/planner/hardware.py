@@ -42,6 +42,8 @@ class Accelerator:
     """share of ``efficiency`` that attention reaches under a mask, for which torch has no flash kernel"""
     launch_seconds: float = 0.0
     """what the processor takes to launch the kernels of a block in one direction: a block takes no less"""
+    collective_shares: dict[str, float] = field(default_factory=dict, hash=False)
+    """collective -> share of that bandwidth which it reaches, where it is not all of it"""
     exchange_seconds: float = 0.0
     """what an exchange takes beside its bytes and hops: its call, and copies into and out of its buffer (CPU)"""
     block_seconds: float = 0.0

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from elastic_train.config.errors import ConfigError
 from elastic_train.config.yaml_text import YamlError, parse_yaml
+from elastic_train.planner.exchange import Collective
 from elastic_train.planner.hardware import Accelerator
 
 Precision = Literal["fp32", "bf16", "fp8"]
@@ -36,6 +37,7 @@ class _File(BaseModel):
     transfer_efficiency: Annotated[float, Field(gt=0, le=1)] = 0.8
     masked_attention: Annotated[float, Field(gt=0, le=1)] = 0.5
     launch_seconds: Annotated[float, Field(ge=0)] = 0.0
+    collective_shares: dict[Collective, Annotated[float, Field(gt=0, le=1)]] = {}
     exchange_seconds: Annotated[float, Field(ge=0)] = 0.0
     block_seconds: Annotated[float, Field(ge=0)] = 0.0
     computing_at_once: Annotated[int, Field(ge=1)] | None = None

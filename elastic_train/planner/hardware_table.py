@@ -53,6 +53,7 @@ def _sources(data_sheet: str, memory: str, network: str, cpus: str, efficiency: 
         "masked_attention": _MASKED,
         "launch_seconds": _LAUNCHES,
         "exchange_seconds": "part of the hops",
+        "collective_shares": "none: NCCL's collectives reach the same bus bandwidth (nccl-tests)",
     }
 
 
@@ -145,6 +146,7 @@ _CPU = Accelerator(
     efficiency=0.54,
     masked_attention=1.0,
     transfer_efficiency=1.0,
+    collective_shares={"reduce_scatter": 0.37, "all_gather": 0.56},
     exchange_seconds=4.4e-4,
     block_seconds=2.4e-3,
     computing_at_once=2,
@@ -154,6 +156,7 @@ _CPU = Accelerator(
     | {"memory_bytes": "MemTotal of that machine, rounded; its ranks share it"}
     | {"efficiency": _THIS_CPU, "fp8_share": "no fp8 units", "transfer_efficiency": _THIS_CPU}
     | {"exchange_seconds": _THIS_CPU}
+    | {"collective_shares": "benchmarks/collectives.py, 5 and 20 MB on 2 to 8 ranks: of what gloo's all-reduce reaches"}
     | {"masked_attention": "torch's flash kernel for CPUs takes masks", "launch_seconds": "part of block_seconds"},
 )
 _TABLE = (

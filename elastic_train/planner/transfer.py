@@ -39,7 +39,7 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
     links, what leaves it over the network cards of those ``k`` ranks together, both at once (as NCCL's rings do, one
     per card). All-to-all sends straight to each rank. Latency: a hop per rank, or NCCL's trees for all-reduces.
     """
-    share = accelerator.transfer_efficiency
+    share = accelerator.transfer_efficiency * accelerator.collective_shares.get(each.collective, 1.0)
     if each.collective == "copy":
         bandwidth = accelerator.host_link_bytes_per_second * share
         return each.count * (each.payload_bytes / bandwidth + accelerator.link_latency_seconds)

@@ -97,7 +97,7 @@ def test_killed_node_and_a_new_one(cluster: LocalCluster, corpus: Path, referenc
         generations = run.events("generation_formed")
         assert [g["layout"] for g in generations] == ["pp2 x dp_shard2", "pp2", "pp2 x dp_shard2"]
         assert generations[1]["step"] >= before["step"]
-        assert generations[2]["restored_bytes"].keys() <= {"image", "remote"}  # the new node keeps copies since it joined
+        assert generations[2]["restored_bytes"].keys() <= {"image", "remote"}  # a node that joins keeps copies
 
 
 def test_replacements_go_on_when_the_first_hosts_are_gone(

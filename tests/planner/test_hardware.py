@@ -29,7 +29,12 @@ def test_every_number_has_a_source() -> None:
         numbers = {"peak_flops", "memory_bytes", "memory_bytes_per_second", "link_bytes_per_second"}
         numbers |= {"network_bytes_per_second", "link_latency_seconds", "network_latency_seconds"}
         numbers |= {"efficiency", "transfer_efficiency", "fp8_share", "masked_attention", "launch_seconds"}
-        numbers |= {"host_link_bytes_per_second", "host_memory_bytes_per_second", "exchange_seconds"}
+        numbers |= {
+            "host_link_bytes_per_second",
+            "host_memory_bytes_per_second",
+            "exchange_seconds",
+            "collective_shares",
+        }
         assert each.sources is not None
         assert set(each.sources) == numbers, each.name
         assert 0 < each.efficiency <= 1
