@@ -123,7 +123,7 @@ def test_uneven_slots_are_said() -> None:
 def test_choice_is_explained() -> None:
     assert choose(7).reasons == [
         "7 hosts: dp_shard4 takes 0.0513 s a step by estimate (compute 0.0398 s, bubble 0 s, "
-        "waiting for exchanges 0.0104 s)",
+        "waiting for exchanges 0.0115 s)",
         "next best dp_shard3 takes 0.0695 s",
         "3 hosts kept as warm spares: dp_shard7 takes 0.0559 s, with 2 micro-batches on a data rank",
     ]
