@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.config.layout import Layout
 from elastic_train.planner.compute_time import pass_times
 from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.hardware import Accelerator

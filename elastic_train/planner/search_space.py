@@ -62,9 +62,13 @@ class Space:
 
     def narrower(self, mesh: Mesh) -> Iterator[Mesh]:
         """``mesh`` with fewer data ranks, each number that is worth a look, falling."""
-        if self._varies:
-            for ranks in worth_a_look(self.slots, mesh.data_ranks, self._unit)[1:]:
+        if self.varies:
+            for ranks in worth_a_look(self.slots, mesh.data_ranks, self.unit)[1:]:
                 yield replace(mesh, data_ranks=ranks)
+
+    def narrower_count(self, mesh: Mesh) -> int:
+        """How many ``narrower`` has."""
+        return len(worth_a_look(self.slots, mesh.data_ranks, self.unit)) - 1 if self.varies else 0
 
     def widest(self, gpus: int) -> Iterator[Mesh]:
         """The sizes of tp, pp and cp, each with as many data ranks as there is room and work for."""
@@ -94,9 +98,9 @@ class Space:
 
     def _deeper(self, tp: int, cp: int, room: int) -> Iterator[Mesh]:
         for pp in self._sizes("pp", room, range(1, self.job.model.num_hidden_layers + 1)):
-            most = min(room // pp, self.slots) // self._unit
+            most = min(room // pp, self.slots) // self.unit
             if most:
-                yield Mesh(tp, pp, cp, (most if self._varies else 1) * self._unit)
+                yield Mesh(tp, pp, cp, (most if self.varies else 1) * self.unit)
 
     def _sizes(self, axis: str, most: int, candidates: Iterable[int]) -> list[int]:
         if axis not in self.free:
@@ -123,14 +127,19 @@ class Space:
         return self.job.training.global_batch // self.micro_batches()[0]
 
     @cached_property
-    def _unit(self) -> int:
+    def unit(self) -> int:
         """Fixed data ranks, which divide the number of all of them."""
         return self.given("dp_replicate") * self.given("dp_shard")
 
     @cached_property
-    def _varies(self) -> bool:
+    def varies(self) -> bool:
         """Whether there may be any multiple of them."""
         return bool({"dp_replicate", "dp_shard"} & self.free)
+
+    @property
+    def cuts_vary(self) -> bool:
+        """Whether more data ranks may share less: an ``hsdp`` that is given cuts other numbers in other ways."""
+        return "data" not in self.free and self.job.parallel.data == "hsdp"
 
     def micro_batches(self) -> list[int]:
         """Sizes of a micro-batch, ascending."""
