@@ -87,10 +87,10 @@ def answer_of(question: Question, top: int, price: Price | None, calibration: li
 
 def _as_is(question: Question, ranking: Ranking) -> str:
     """The layout that ``train`` would choose for the file, with the file's own options and defaults."""
+    from elastic_train.planner.held import gib
     from elastic_train.planner.layouts import NoLayout, choose_layout
     from elastic_train.planner.memory import fullest_rank
     from elastic_train.planner.search import Candidate
-    from elastic_train.planner.search_memory import gib
     from elastic_train.planner.step_time import step_time
 
     job, each = question.job, question.accelerator.per_node

@@ -57,7 +57,7 @@ class Question:
 def question_of(asked: Asked) -> Question:
     """Raises UserError and ConfigError with what is wrong and what would do."""
     from elastic_train.planner.hardware_table import accelerator
-    from elastic_train.planner.impossible import MOST_GPUS
+    from elastic_train.planner.search_fit import MOST_GPUS
 
     path, overrides = _split(asked)
     _check_size(asked.gpu_memory)
@@ -133,8 +133,7 @@ def _least(asked: Asked, path: str | None, overrides: list[str]) -> str:
 
     question = question_of(replace(asked, gpus=1))
     space = space_of(question.job, question.accelerator.per_node)
-    count = smallest_that_fits(space, question.memory_limit)
-    return "" if count is None else f"; the smallest number that would do is {count}"
+    return f"; {smallest_that_fits(space, question.memory_limit)}"
 
 
 def _from_file(path: str, asked: Asked, overrides: list[str]) -> Job:

@@ -10,12 +10,10 @@ from elastic_train.config.layout import AXES
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.search import MEMORY, Ranking
-from elastic_train.planner.search_memory import Held, MemoryFloor
+from elastic_train.planner.search_fit import MOST_GPUS, Fit
 from elastic_train.planner.search_options import Mesh
 from elastic_train.planner.search_space import Space, space_of
 
-MOST_GPUS = 1 << 20
-"""No answer is looked for beyond."""
 _CHANGES = ("micro_batch", "recompute", "reshard_after_forward", "data", "cp", "tp", "pp")
 """What is set free, one at a time, where the given values need too much memory."""
 
@@ -34,7 +32,7 @@ def why_impossible(job: Job, gpus: int, accelerator: Accelerator, memory_limit: 
             f"which tensor ranks stay; nearest: parallel.tp={_largest_tensor_size(space)}"
         )
     given = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-    smallest = _smallest(space, memory_limit)
+    smallest = smallest_that_fits(space, memory_limit)
     if (needed := math.prod(sizes.values())) > gpus:
         return f"parallel: {given} needs {needed} GPUs, and there are {gpus}; {smallest}"
     if (memory := ranking.rejected.get(MEMORY)) is not None:
@@ -44,30 +42,13 @@ def why_impossible(job: Job, gpus: int, accelerator: Accelerator, memory_limit: 
     return f"{examples[0] if examples else f'no layout with {given} uses {_gpus(gpus)}'}; {smallest}"
 
 
-def smallest_that_fits(space: Space, memory_limit: int) -> int | None:
-    """The least number of accelerators that some layout fits on; None if there is none up to ``MOST_GPUS``."""
-    memory = MemoryFloor(space)
-
-    def fits(count: int) -> bool:
-        return any(memory.fits(mesh, memory_limit) for widest in space.widest(count) for mesh in memory.ends(widest))
-
-    if memory.anywhere > memory_limit or not fits(MOST_GPUS):
-        return None
-    high = 1
-    while not fits(high):
-        high *= 2
-    low = high // 2 + 1
-    while low < high:  # what fits on some fits on more: the others may be idle
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return high
-
-
-def _smallest(space: Space, memory_limit: int) -> str:
-    count = smallest_that_fits(space, memory_limit)
-    return (
-        f"no number up to {MOST_GPUS:,} would do" if count is None else f"the smallest number that would do is {count}"
-    )
+def smallest_that_fits(space: Space, memory_limit: int) -> str:
+    """A clause that says how few accelerators would do."""
+    fewest = Fit(space, memory_limit).fewest()
+    if fewest.count is None:
+        return f"no number up to {MOST_GPUS:,} would do" if fewest.certain else "no number was found that would do"
+    which = "the smallest" if fewest.certain else "one"
+    return f"{which} number that would do is {fewest.count}"
 
 
 def _changes(space: Space, gpus: int, memory_limit: int) -> Iterator[str]:
@@ -76,21 +57,10 @@ def _changes(space: Space, gpus: int, memory_limit: int) -> Iterator[str]:
         if name in space.free:
             continue
         freer = Space(space.job, space.free | {name}, space.per_node)
-        if (held := _first_that_fits(freer, gpus, memory_limit)) is not None:
+        if (held := Fit(freer, memory_limit).first(gpus)) is not None:
             section = "training" if name in ("micro_batch", "recompute") else "parallel"
             value = getattr(getattr(held.job, section), name)
             yield f"{section}.{name}={str(value).lower()}"
-
-
-def _first_that_fits(space: Space, gpus: int, memory_limit: int) -> Held | None:
-    """Of the smallest tp, then pp and cp."""
-    memory = MemoryFloor(space)
-    if memory.anywhere > memory_limit:
-        return None
-    for mesh in sorted(mesh for widest in space.widest(gpus) for mesh in memory.ends(widest)):
-        if memory.fits(mesh, memory_limit):
-            return memory.leanest(mesh)
-    return None
 
 
 def _nearest(space: Space, limit: str, sizes: dict[str, int]) -> Iterator[str]:

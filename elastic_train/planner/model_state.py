@@ -39,10 +39,14 @@ def numbers_of(job: Job) -> Numbers:
 
 def division(job: Job, layout: Layout) -> Division:
     """What is cut over ``dp_shard x cp``; strategies that have nobody to share with hold everything whole."""
-    data = job.parallel.data
+    return divided(job.parallel.data, layout.dp_replicate, layout.shards, offload=job.parallel.offload)
+
+
+def divided(data: str, replicas: int, shards: int, *, offload: bool) -> Division:
+    """``division`` by a strategy's name, without a job."""
     if data in ("zero3", "hsdp"):
-        return "all" if layout.dp_replicate * layout.shards > 1 or job.parallel.offload else "none"
-    if layout.shards == 1 or data == "ddp":
+        return "all" if replicas * shards > 1 or offload else "none"
+    if shards == 1 or data == "ddp":
         return "none"
     return "optimizer" if data == "zero1" else "gradients"
 

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from elastic_train.config.layout import Layout
 from elastic_train.config.model import ModelConfig
 from elastic_train.config.parallel import ParallelConfig
-from elastic_train.planner.stage_split import layer_costs, split_layers, stages_of_rank, total_stages
+from elastic_train.planner.stage_split import layer_costs, split_layers, stages_of_rank
 
 Kind = Literal["embedding", "attention", "feed-forward", "norms", "head"]
 
@@ -140,9 +140,34 @@ def _layers(model: ModelConfig, sequence: int, stages: int) -> tuple[int, ...]:
     return tuple(len(part) for part in split_layers(model.num_hidden_layers, stages, layer_costs(model, sequence)))
 
 
+class RankBlocks(NamedTuple):
+    """What a pipeline rank holds, whatever its size."""
+
+    blocks: int
+    stages: int
+    first: bool
+    last: bool
+
+
 @lru_cache(maxsize=4096)
-def _units(model: ModelConfig, tp: int, shards: int) -> tuple[Unit, dict[tuple[bool, bool], Unit]]:
-    """Of a block, and outside the blocks by (first, last)."""
+def blocks_of_ranks(
+    model: ModelConfig, sequence: int, pipeline: str, virtual_stages: int, pp: int
+) -> tuple[RankBlocks, ...]:
+    """Of every pipeline rank; none if there is no block for every stage."""
+    dealt = _dealt(pipeline, virtual_stages, pp)
+    stages = sum(map(len, dealt))
+    if stages > model.num_hidden_layers:
+        return ()
+    counts = _layers(model, sequence, stages)
+    return tuple(
+        RankBlocks(sum(counts[stage] for stage in held), len(held), held[0] == 0, held[-1] == stages - 1)
+        for held in dealt
+    )
+
+
+@lru_cache(maxsize=4096)
+def units_of(model: ModelConfig, tp: int, shards: int) -> tuple[Unit, dict[tuple[bool, bool], Unit]]:
+    """Of a block, and outside the blocks by whether a stage is the first, and the last one."""
     outer = {
         (first, last): _unit(outer_parameters(model, first=first, last=last), tp, shards)
         for first in (False, True)
@@ -165,14 +190,14 @@ def _stages_of_ranks(
     model: ModelConfig, sequence: int, pipeline: str, virtual_stages: int, pp: int, tp: int, shards: int
 ) -> list[list[StageParameters]]:
     """Remembered for searches, which ask for the same ones with many options."""
-    parallel = ParallelConfig.model_construct(pipeline=pipeline, virtual_stages=virtual_stages)  # type: ignore[arg-type]
-    stages = total_stages(parallel, pp)
-    block, outer = _units(model, tp, shards)
+    dealt = _dealt(pipeline, virtual_stages, pp)
+    stages = sum(map(len, dealt))
+    block, outer = units_of(model, tp, shards)
     every = [
         StageParameters(stage, count, block, outer[stage == 0, stage == stages - 1], stage == 0, stage == stages - 1)
         for stage, count in enumerate(_layers(model, sequence, stages))
     ]
-    return [[every[stage] for stage in dealt] for dealt in _dealt(pipeline, virtual_stages, pp)]
+    return [[every[stage] for stage in held] for held in dealt]
 
 
 @lru_cache(maxsize=1024)

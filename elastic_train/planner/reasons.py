@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from elastic_train.planner.constraints import violated
+from elastic_train.planner.held import gib
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search import Candidate, Ranking
-from elastic_train.planner.search_memory import gib
 
 TIGHT = 0.95
 """Above this share of the limit fragmentation or a larger workspace may be too much."""

@@ -16,9 +16,11 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.held import Held
 from elastic_train.planner.memory import fullest_rank
 from elastic_train.planner.search_bound import Floor
-from elastic_train.planner.search_memory import Held, MemoryFloor
+from elastic_train.planner.search_fit import Fit
+from elastic_train.planner.search_memory import MemoryFloor
 from elastic_train.planner.search_options import Mesh, Schedule, Sharing
 from elastic_train.planner.search_space import Space, space_of
 from elastic_train.planner.step_time import StepTime, step_time
@@ -110,6 +112,7 @@ class _Search:
     def __init__(self, space: Space, accelerator: Accelerator, limit: int, shown: int) -> None:
         self._space, self._accelerator, self._limit, self._shown = space, accelerator, limit, shown
         self._floor, self._memory = Floor(space, accelerator), MemoryFloor(space)
+        self._fit = Fit(space, limit, self._memory)
         self._narrows = accelerator.computing_at_once is None
         """whether a mesh with fewer data ranks never has a lower bound; ranks that share cores take less the fewer"""
         self._meshes: dict[Mesh, _Found] = {}
@@ -124,6 +127,9 @@ class _Search:
 
     def run(self, gpus: int) -> Ranking:
         for mesh in self._space.widest(gpus):
+            if self._memory.outline(mesh, fewer=True) > self._limit:
+                self._meshes[mesh] = _Found(too_big=True, as_big=self._space.narrower_count(mesh))
+                continue
             self._push(self._floor.of(mesh), mesh, None)
             if not self._narrows:
                 for narrower in self._space.narrower(mesh):
@@ -266,13 +272,13 @@ class _Search:
 
     def _unseen(self, mesh: Mesh) -> int:
         """Meshes with fewer data ranks than one that was not looked at, and so were not even asked for."""
-        return sum(1 for _ in self._space.narrower(mesh)) if self._narrows else 0
+        return self._space.narrower_count(mesh) if self._narrows else 0
 
     def _tell_memory(self, answer: Ranking, too_big: list[Mesh]) -> None:
         """Only those are looked at for an example that by the bound miss by least."""
-        nearest = heapq.nsmallest(_EXAMPLES, ((self._memory.least(mesh), mesh) for mesh in too_big))
-        for held in filter(None, (self._memory.leanest(mesh) for _, mesh in nearest)):
-            answer.reject(MEMORY, held.too_much(self._limit), held.fullest.total)
+        for mesh in heapq.nsmallest(_EXAMPLES, too_big, key=lambda mesh: (self._memory.outline(mesh), mesh)):
+            if (held := self._fit.leanest(mesh)) is not None:
+                answer.reject(MEMORY, held.too_much(self._limit), held.fullest.total)
         if too_big:
             answer.rejected.setdefault(MEMORY, Rejected(MEMORY)).count = sum(
                 1 + self._meshes[mesh].as_big for mesh in too_big

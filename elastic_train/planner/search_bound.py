@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.config.layout import Layout
 from elastic_train.planner.compute_time import pass_times
 from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.parameters import stages_of_ranks
+from elastic_train.planner.parameters import blocks_of_ranks, stages_of_ranks
 from elastic_train.planner.rank_time import waits_for_state
 from elastic_train.planner.search_options import Mesh, Schedule, Sharing
 from elastic_train.planner.search_space import Space
@@ -28,10 +27,9 @@ class Floor:
 
     def __init__(self, space: Space, accelerator: Accelerator) -> None:
         self._space, self._accelerator = space, accelerator
-        self._ranks: dict[tuple[int, Schedule], set[tuple[int, int]]] = {}
+        self._ranks: dict[tuple[int, tuple[str, int]], set[tuple[int, int]]] = {}
         self._passes: dict[tuple[int, int, str, int], tuple[float, float]] = {}
         self._states: dict[tuple[Mesh, tuple[str, int], int, Sharing], float] = {}
-        self._least: dict[tuple[int, int, str], tuple[float, float]] = {}
 
     def of(self, mesh: Mesh) -> float:
         """Seconds of a step with the schedule and the micro-batch that are fastest."""
@@ -80,17 +78,12 @@ class Floor:
 
     def _held(self, pp: int, schedule: Schedule) -> set[tuple[int, int]]:
         """(blocks, heads) of the pipeline ranks."""
-        key = (pp, schedule._replace(context=""))
+        key = (pp, schedule[:2])
         if key not in self._ranks:
             job = self._space.job
-            parallel = job.parallel.model_copy(update=schedule._asdict())
-            if pp > 1 and pp * parallel.stages_per_rank > job.model.num_hidden_layers:
-                self._ranks[key] = {(0, 0)}  # not valid: a constraint says so
-            else:
-                ranks = stages_of_ranks(job.model, parallel, Layout(pp=pp), job.data.sequence_length)
-                self._ranks[key] = {
-                    (sum(stage.blocks for stage in stages), sum(stage.last for stage in stages)) for stages in ranks
-                }
+            ranks = blocks_of_ranks(job.model, job.data.sequence_length, *schedule[:2], pp)
+            # None are valid if there is no block for every stage: a constraint says so.
+            self._ranks[key] = {(rank.blocks, int(rank.last)) for rank in ranks} or {(0, 0)}
         return self._ranks[key]
 
     def _of_passes(self, tp: int, cp: int, context: str, micro_batch: int) -> tuple[float, float]:
@@ -110,9 +103,7 @@ class Floor:
         return self._passes[key]
 
     def _at_least(self, tp: int, cp: int, context: str) -> tuple[float, float]:
-        """Per sample, with the micro-batch for which that is least."""
-        if (tp, cp, context) not in self._least:
-            sizes = self._space.micro_batches()
-            passes = [[each / size for each in self._of_passes(tp, cp, context, size)] for size in sizes]
-            self._least[tp, cp, context] = min(block for block, _ in passes), min(head for _, head in passes)
-        return self._least[tp, cp, context]
+        """Per sample: of the largest micro-batch, as nothing of a pass grows by more than its samples."""
+        size = self._space.micro_batches()[-1]
+        block, head = self._of_passes(tp, cp, context, size)
+        return block / size, head / size

@@ -2,59 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import FLOAT32, block_bytes, loss_bytes
-from elastic_train.planner.constraints import equal_rounds, violated
-from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT, RankMemory, fullest_rank
-from elastic_train.planner.model_state import division, model_state, moments_of, numbers_of
-from elastic_train.planner.parameters import StageParameters, stages_of_ranks
+from elastic_train.planner.constraints import equal_rounds
+from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT
+from elastic_train.planner.model_state import Division, divided, model_state, moments_of, numbers_of
+from elastic_train.planner.parameters import RankBlocks, blocks_of_ranks, stages_of_ranks, units_of
 from elastic_train.planner.schedule import micro_batches_in_flight
 from elastic_train.planner.search_options import Mesh, Schedule, Sharing, sharing_layout
 from elastic_train.planner.search_space import Space
 
 _COPIES = ("ddp", "zero1", "zero2")
-_LOOKS = 4
-"""Of the options that need least by the bound so many are looked at, to find those that need least."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A layout with its options written into ``job``, and what its fullest rank holds."""
-
-    job: Job
-    layout: Layout
-    fullest: RankMemory
-
-    @property
-    def options(self) -> dict[str, str | int | bool]:
-        """What was chosen beside the axes. The schedule only where there is one."""
-        parallel, training = self.job.parallel, self.job.training
-        chosen: dict[str, str | int | bool] = {"data": parallel.data}
-        if parallel.data in ("zero3", "hsdp"):
-            chosen["reshard_after_forward"] = parallel.reshard_after_forward
-        chosen |= {"micro_batch": training.micro_batch, "recompute": training.recompute}
-        if self.layout.cp > 1:
-            chosen["context"] = parallel.context
-        if self.layout.pp > 1:
-            chosen["pipeline"] = parallel.pipeline
-            if parallel.stages_per_rank > 1:
-                chosen["virtual_stages"] = parallel.virtual_stages
-        return chosen
-
-    def too_much(self, limit: int) -> str:
-        """That it does not fit, and its biggest term."""
-        term, size = max(self.fullest.terms.items(), key=lambda item: item[1])
-        chosen = ", ".join(f"{name}={_yaml(value)}" for name, value in self.options.items())
-        return (
-            f"{self.layout} ({chosen}) needs {gib(self.fullest.total)} of {gib(limit)}; its biggest term is {term} "
-            f"with {gib(size)}"
-        )
 
 
 class _Resident(NamedTuple):
@@ -63,10 +25,7 @@ class _Resident(NamedTuple):
     number: int
     state: int
     """bytes"""
-    blocks: int
-    received: int
-    """stages of it that receive, forwards and backwards"""
-    head: bool
+    rank: RankBlocks
     added_up: int
     """bytes of whole gradients that wait for the last micro-batch"""
 
@@ -83,101 +42,83 @@ class MemoryFloor:
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._residents: dict[tuple[Mesh, Sharing, tuple[str, int]], list[_Resident]] = {}
+        self._residents: dict[tuple[int, int, int, Division, bool, tuple[str, int]], list[_Resident]] = {}
         self._kept: dict[tuple[int, int, str, int, str], int] = {}
         self._alive: dict[tuple[tuple[str, int], int, int, int], float] = {}
         self._lost: dict[tuple[int, int, int, bool], int] = {}
         self._jobs: dict[tuple[str, bool, Schedule], Job] = {}
-        self._blocks: dict[tuple[int, tuple[str, int]], dict[int, int]] = {}
+        self._blocks: dict[tuple[int, tuple[str, int]], dict[int, RankBlocks]] = {}
         job = space.job
         device = job.hosts.device
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
-        self._state = (
-            0 if job.parallel.offload else job.model.num_parameters * (FLOAT32 + moments_of(job.optimizer).matrix)
-        )
-        self._number, self._runtime = numbers_of(job).compute, RUNTIME[device]
-        self._number_and_gradient = self._number + numbers_of(job).gradient
+        self._number, self._gradient = numbers_of(job).compute, numbers_of(job).gradient
+        self._runtime = RUNTIME[device]
+        copies = "data" not in space.free and job.parallel.data in _COPIES
+        released = "reshard_after_forward" in space.free or job.parallel.reshard_after_forward
+        self._keeps = copies or not released
+        """whether all weights of a stage are there in the precision of compute"""
+        # All strategies hold at some moment twice the embedding, one of them as gradients are reduced: with zero3 at
+        # the end of the backward pass, elsewhere anyway.
+        self._table = (self._number + self._gradient) * job.model.vocab_size * job.model.hidden_size
 
     def of(self, mesh: Mesh, way: Way) -> int:
         sharing, schedule, micro_batch, recompute = way
-        job = self._space.job
-        count = -(-(job.training.global_batch // micro_batch) // mesh.data_ranks)
-        count = equal_rounds(count, mesh.pp, schedule.pipeline)
+        count = self._count(mesh, schedule, micro_batch)
         kept = self._kept_by_block(mesh, schedule.context, micro_batch, recompute)
-        received = count * micro_batch * job.data.sequence_length // (mesh.cp * mesh.tp) * job.model.hidden_size
-        received *= self._number
+        received = self._received(mesh, count * micro_batch)
         most = 0
-        for rank in self._resident(mesh, sharing, schedule):
-            flying = self._flying(schedule, mesh.pp, rank.number, count)
+        for number, state, rank, added_up in self._resident(mesh, sharing, schedule):
+            flying = self._flying(schedule, mesh.pp, number, count)
             passing = flying * rank.blocks * kept
             if count > 1:  # those of earlier micro-batches are there, and perhaps no more of others to come
-                later = min(flying, count - 1.0) * rank.blocks * kept + rank.added_up
+                later = min(flying, count - 1.0) * rank.blocks * kept + added_up
                 passing = max(passing, later)
-            passing += rank.received * received
-            if rank.head:
+            passing += _receiving(rank) * received
+            if rank.last:
                 passing += self._logits(mesh, micro_batch)
-            most = max(most, rank.state + int(passing * self._slack))
+            most = max(most, state + int(passing * self._slack))
         return most + self._runtime
 
-    def leanest(self, mesh: Mesh) -> Held | None:
-        """The options that need least; None if none are valid."""
-        ways = sorted(self._lean(mesh), key=lambda way: self.of(mesh, way))
-        found: list[Held] = []
-        for way in ways:
-            job, layout = self._space.question(mesh, *way)
-            if violated(job, layout) is None:
-                found.append(Held(job, layout, fullest_rank(job, layout)))
-            if len(found) == _LOOKS:
-                break
-        return min(found, key=lambda held: held.fullest.total, default=None)
-
     def least(self, mesh: Mesh) -> int:
-        """Bytes that ``leanest`` needs at least."""
-        return min((self.of(mesh, way) for way in self._lean(mesh)), default=0)
+        """Of the options that need least."""
+        return min((self.of(mesh, way) for way in self.lean(mesh)), default=0)
 
     def may_fit(self, mesh: Mesh, limit: int) -> bool:
         """Whether ``least`` is at most ``limit`` bytes."""
-        return self._state <= limit * mesh.world_size and any(self.of(mesh, way) <= limit for way in self._lean(mesh))
+        return self.outline(mesh) <= limit and any(self.of(mesh, way) <= limit for way in self.lean(mesh))
 
-    @property
-    def anywhere(self) -> int:
-        """Bytes that some rank needs on any number of accelerators: for the whole embedding and its gradient.
+    def outline(self, mesh: Mesh, *, fewer: bool = False) -> int:
+        """At most ``least``, and sooner known: the state is taken as cut over all that can share it.
 
-        Only the tensor ranks of a node cut them. All strategies hold at some moment twice the matrix, one of them as
-        gradients are reduced: with zero3 at the end of the backward pass, elsewhere anyway.
+        ``fewer``: at most that of the mesh with fewer data ranks, too. Then some micro-batch is in flight.
         """
-        model, space = self._space.job.model, self._space
-        tp = space.per_node if "tp" in space.free else int(space.job.parallel.tp)
-        return self._runtime + self._number_and_gradient * model.vocab_size * model.hidden_size // tp
-
-    def ends(self, widest: Mesh) -> list[Mesh]:
-        """Those with its sizes of tp, pp and cp, and at most its data ranks, of which one fits if any does."""
-        meshes = iter([widest, *self._space.narrower(widest)])
-        valid = next((mesh for mesh in meshes if violated(*self._space.easiest(mesh)) is None), None)
-        rest = list(meshes)
-        if valid is None:
-            return []
-        return [valid, *(rest[-1:] if self.grows(valid) else rest)]
+        size = self._space.micro_batches()[0]
+        context = self._space.contexts(mesh.tp, mesh.cp)[-1]
+        enough = mesh.pp == 1 or -(-self._space.slots // mesh.data_ranks) >= mesh.pp
+        some = fewer or "pipeline" not in self._space.free
+        found = []
+        for schedule in self._space.pipelines(mesh.pp):
+            if some or enough != (schedule.pipeline == "gpipe"):
+                count = self._count(mesh, schedule, size)
+                kept = self._kept_by_block(mesh, context, size, self._most_recomputed(mesh, schedule))
+                received = self._received(mesh, count * size)
+                most = 0
+                for number, rank in self._telling(mesh.pp, schedule).items():
+                    flying = 1.0 if fewer else self._flying(schedule, mesh.pp, number, count)
+                    passing = flying * rank.blocks * kept + _receiving(rank) * received
+                    passing += self._logits(mesh, size) if rank.last else 0
+                    most = max(most, int(self._state(mesh, rank) + passing * self._slack))
+                found.append(most)
+        return max(min(found), self._table // mesh.tp) + self._runtime if found else 0
 
     def grows(self, mesh: Mesh) -> bool:
         """Whether ``least`` of fewer data ranks is no less, but for one alone.
 
         Not where another cut of the replicas may leave more shards, or other schedules have enough micro-batches.
         """
-        parallel, slots = self._space.job.parallel, self._space.slots
-        same = "data" in self._space.free or parallel.data != "hsdp"
-        return same and (mesh.pp == 1 or -(-slots // mesh.data_ranks) >= mesh.pp)
+        return not self._space.cuts_vary and (mesh.pp == 1 or -(-self._space.slots // mesh.data_ranks) >= mesh.pp)
 
-    def fits(self, mesh: Mesh, limit: int) -> bool:
-        """Whether some options fit in ``limit`` bytes."""
-        if violated(*self._space.easiest(mesh)) is not None or not self.may_fit(mesh, limit):
-            return False
-        ways = sorted((self.of(mesh, way), order, way) for order, way in enumerate(self._lean(mesh)))
-        questions = (self._space.question(mesh, *way) for least, _, way in ways if least <= limit)
-        asked = itertools.islice((question for question in questions if violated(*question) is None), _LOOKS)
-        return any(fullest_rank(*question).total <= limit for question in asked)
-
-    def _lean(self, mesh: Mesh) -> Iterator[Way]:
+    def lean(self, mesh: Mesh) -> Iterator[Way]:
         """For each schedule and sharing the smallest micro-batch with the most recomputation that goes with it.
 
         Of ddp, zero1 and zero2 the last that competes: it shares what the others share, and more. Of both kinds of
@@ -191,12 +132,49 @@ class MemoryFloor:
         sharings = self._space.sharings(mesh)
         copies = [sharing for sharing in sharings if sharing.data in _COPIES]
         sharings = [sharing for sharing in reversed(sharings) if sharing not in copies[:-1]]
-        kinds = self._space.recomputes()
         for schedule, micro_batch in smallest.items():
-            split = mesh.pp > 1 and schedule.splits_backward
-            most = [kind for kind in kinds if not (split and kind == "full")]
-            for sharing in sharings:
-                yield from ((sharing, schedule, micro_batch, kind) for kind in most[-1:] or kinds[-1:])
+            kind = self._most_recomputed(mesh, schedule)
+            yield from ((sharing, schedule, micro_batch, kind) for sharing in sharings)
+
+    def _most_recomputed(self, mesh: Mesh, schedule: Schedule) -> str:
+        kinds = self._space.recomputes()
+        split = mesh.pp > 1 and schedule.splits_backward
+        return next((kind for kind in reversed(kinds) if not (split and kind == "full")), kinds[-1])
+
+    def _count(self, mesh: Mesh, schedule: Schedule, micro_batch: int) -> int:
+        """Micro-batches of a data rank."""
+        count = -(-(self._space.job.training.global_batch // micro_batch) // mesh.data_ranks)
+        return equal_rounds(count, mesh.pp, schedule.pipeline)
+
+    def _received(self, mesh: Mesh, sequences: int) -> int:
+        """Bytes that a stage receives of so many sequences, in one direction."""
+        job = self._space.job
+        return sequences * job.data.sequence_length // (mesh.cp * mesh.tp) * job.model.hidden_size * self._number
+
+    def _state(self, mesh: Mesh, rank: RankBlocks) -> float:
+        """What no strategy holds less of: weights in one precision or the other, masters and moments."""
+        job, shards = self._space.job, self._most_shards(mesh)
+        block, outside = units_of(job.model, mesh.tp, 1)
+        outer = outside[True, True].whole if mesh.pp == 1 else 0
+        if mesh.pp > 1:
+            outer = outside[rank.first, False].whole if rank.first else 0
+            outer += outside[False, True].whole if rank.last else 0
+        whole = rank.blocks * block.whole + outer
+        gathered = whole if mesh.pp > 1 or self._keeps else outer
+        if job.parallel.offload:
+            return self._number * gathered
+        moments = (moments_of(job.optimizer).matrix + (FLOAT32 if job.training.ema_decay is not None else 0)) * whole
+        if numbers_of(job).separate_master:
+            return self._number * gathered + (FLOAT32 * whole + moments) / shards
+        return FLOAT32 * max(gathered, whole / shards) + moments / shards
+
+    def _most_shards(self, mesh: Mesh) -> int:
+        """Ranks that can share the state."""
+        space = self._space
+        if "data" not in space.free and space.job.parallel.data == "ddp":
+            return 1
+        most = mesh.data_ranks // space.given("dp_replicate")
+        return mesh.cp * (most if "dp_shard" in space.free else space.given("dp_shard"))
 
     def _kept_by_block(self, mesh: Mesh, context: str, micro_batch: int, recompute: str) -> int:
         key = (mesh.tp, mesh.cp, context, micro_batch, recompute)
@@ -237,29 +215,32 @@ class MemoryFloor:
         return self._alive[key]
 
     def _resident(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> list[_Resident]:
-        key = (mesh, sharing, schedule[:2])  # nothing of it depends on how sequences are cut
+        shards = sharing.dp_shard * mesh.cp
+        cut = divided(sharing.data, sharing.dp_replicate, shards, offload=self._space.job.parallel.offload)
+        keeps = not sharing.reshard_after_forward or mesh.pp > 1
+        # Nothing of it depends on how sequences are cut, or on how often what is cut is there.
+        key = (mesh.pp, mesh.tp, shards if cut != "none" else 1, cut, keeps, schedule[:2])
         if key not in self._residents:
-            self._residents[key] = list(self._measure(mesh, sharing, schedule))
+            self._residents[key] = list(self._measure(mesh, sharing, schedule, sharded=cut == "all", keeps=keeps))
         return self._residents[key]
 
-    def _measure(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> Iterator[_Resident]:
-        job, layout = self._job(sharing, schedule), sharing_layout(mesh, sharing)
-        if job.parallel.stages_per_rank * mesh.pp > job.model.num_hidden_layers and mesh.pp > 1:
+    def _measure(
+        self, mesh: Mesh, sharing: Sharing, schedule: Schedule, *, sharded: bool, keeps: bool
+    ) -> Iterator[_Resident]:
+        telling = self._telling(mesh.pp, schedule)
+        if not telling:
             return  # not valid: a constraint says so
+        job, layout = self._job(sharing, schedule), sharing_layout(mesh, sharing)
         ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
-        sharded = division(job, layout) == "all"
-        keeps = not sharing.reshard_after_forward or mesh.pp > 1
         waits = sharded and keeps and job.training.determinism == "default"
-        for number, blocks in self._telling(mesh.pp, schedule, ranks).items():
+        for number, rank in telling.items():
             stages = ranks[number]
             state = {} if job.parallel.offload else model_state(job, layout, stages)
             held = sum(state.values()) - (state.get("gradients", 0) if sharded else 0)
             if sharded and keeps:
                 held += self._number * sum(stage.padded for stage in stages)
-            ends = sum((not stage.first) + (not stage.last) for stage in stages)
-            added_up = numbers_of(job).gradient * sum(stage.whole for stage in stages) if waits else 0
-            head = any(stage.last for stage in stages)
-            yield _Resident(number, held, blocks, ends if mesh.pp > 1 else 0, head, added_up)
+            added_up = self._gradient * sum(stage.whole for stage in stages) if waits else 0
+            yield _Resident(number, held, rank, added_up)
 
     def _job(self, sharing: Sharing, schedule: Schedule) -> Job:
         """With these options; sizes of axes are not in it."""
@@ -268,19 +249,18 @@ class MemoryFloor:
             self._jobs[key] = self._space.question(Mesh(1, 1, 1, 1), sharing, schedule, 1, "none")[0]
         return self._jobs[key]
 
-    def _telling(self, pp: int, schedule: Schedule, ranks: list[list[StageParameters]]) -> dict[int, int]:
-        """The first pipeline rank, one with most blocks, and the last one, each with its blocks."""
-        if (pp, schedule[:2]) not in self._blocks:
-            blocks = [sum(stage.blocks for stage in stages) for stages in ranks]
-            numbers = sorted({0, blocks.index(max(blocks)), pp - 1})
-            self._blocks[pp, schedule[:2]] = {number: blocks[number] for number in numbers}
-        return self._blocks[pp, schedule[:2]]
+    def _telling(self, pp: int, schedule: Schedule) -> dict[int, RankBlocks]:
+        """The first pipeline rank, one with most blocks, and the last one; none if not every stage has a block."""
+        key = (pp, schedule[:2])
+        if key not in self._blocks:
+            job = self._space.job
+            ranks = blocks_of_ranks(job.model, job.data.sequence_length, *schedule[:2], pp)
+            blocks = [rank.blocks for rank in ranks]
+            numbers = sorted({0, blocks.index(max(blocks)), pp - 1}) if ranks else []
+            self._blocks[key] = {number: ranks[number] for number in numbers}
+        return self._blocks[key]
 
 
-def gib(size: float) -> str:
-    """``74.51 GiB``"""
-    return f"{size / 2**30:,.2f} GiB"
-
-
-def _yaml(value: str | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _receiving(rank: RankBlocks) -> int:
+    """Buffers that it receives a step's activations and their gradients into; none without a pipeline."""
+    return 2 * rank.stages - rank.first - rank.last

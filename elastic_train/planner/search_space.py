@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
+from elastic_train.config.parallel import ParallelConfig
 from elastic_train.config.training import TrainingConfig
 from elastic_train.planner.axis_sizes import divisors, smallest_layout
 from elastic_train.planner.constraints import violated
@@ -44,8 +45,14 @@ class Space:
     per_node: int
     _contexts: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict, compare=False)
     """by tp and cp, as far as they were asked for"""
+    _schedules: dict[tuple[int, tuple[str, ...]], list[Schedule]] = field(default_factory=dict, compare=False)
+    """by pp and contexts, likewise"""
     _trainings: dict[tuple[int, str], TrainingConfig] = field(default_factory=dict, compare=False)
-    """by micro-batch and kind of recomputation, likewise"""
+    """by micro-batch and kind of recomputation"""
+    _layouts: dict[tuple[Mesh, Sharing, Schedule], tuple[ParallelConfig, Layout]] = field(
+        default_factory=dict, compare=False
+    )
+    """by what they are made of"""
 
     def meshes(self, gpus: int) -> Iterator[Mesh]:
         """Every mesh of at most ``gpus`` that is worth a look: at most two for each number of micro-batches."""
@@ -55,9 +62,13 @@ class Space:
 
     def narrower(self, mesh: Mesh) -> Iterator[Mesh]:
         """``mesh`` with fewer data ranks, each number that is worth a look, falling."""
-        if self._varies:
-            for ranks in worth_a_look(self.slots, mesh.data_ranks, self._unit)[1:]:
+        if self.varies:
+            for ranks in worth_a_look(self.slots, mesh.data_ranks, self.unit)[1:]:
                 yield replace(mesh, data_ranks=ranks)
+
+    def narrower_count(self, mesh: Mesh) -> int:
+        """How many ``narrower`` has."""
+        return len(worth_a_look(self.slots, mesh.data_ranks, self.unit)) - 1 if self.varies else 0
 
     def widest(self, gpus: int) -> Iterator[Mesh]:
         """The sizes of tp, pp and cp, each with as many data ranks as there is room and work for."""
@@ -87,9 +98,9 @@ class Space:
 
     def _deeper(self, tp: int, cp: int, room: int) -> Iterator[Mesh]:
         for pp in self._sizes("pp", room, range(1, self.job.model.num_hidden_layers + 1)):
-            most = min(room // pp, self.slots) // self._unit
+            most = min(room // pp, self.slots) // self.unit
             if most:
-                yield Mesh(tp, pp, cp, (most if self._varies else 1) * self._unit)
+                yield Mesh(tp, pp, cp, (most if self.varies else 1) * self.unit)
 
     def _sizes(self, axis: str, most: int, candidates: Iterable[int]) -> list[int]:
         if axis not in self.free:
@@ -100,29 +111,42 @@ class Space:
 
     def given(self, axis: str) -> int:
         """The size that the job says, 1 where it says none."""
-        return 1 if axis in self.free else int(getattr(smallest_layout(self.job.parallel), axis))
+        return 1 if axis in self.free else int(getattr(self._smallest_layout, axis))
+
+    @cached_property
+    def _smallest_layout(self) -> Layout:
+        return smallest_layout(self.job.parallel)
 
     def _violated(self, tp: int, cp: int) -> tuple[str, str] | None:
         """Larger axes only add constraints."""
         return violated(*self.easiest(Mesh(tp, 1, cp, 1)))
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Data ranks that can have work: each has at least a micro-batch, of the smallest size."""
         return self.job.training.global_batch // self.micro_batches()[0]
 
-    @property
-    def _unit(self) -> int:
+    @cached_property
+    def unit(self) -> int:
         """Fixed data ranks, which divide the number of all of them."""
         return self.given("dp_replicate") * self.given("dp_shard")
 
-    @property
-    def _varies(self) -> bool:
+    @cached_property
+    def varies(self) -> bool:
         """Whether there may be any multiple of them."""
         return bool({"dp_replicate", "dp_shard"} & self.free)
 
+    @property
+    def cuts_vary(self) -> bool:
+        """Whether more data ranks may share less: an ``hsdp`` that is given cuts other numbers in other ways."""
+        return "data" not in self.free and self.job.parallel.data == "hsdp"
+
     def micro_batches(self) -> list[int]:
         """Sizes of a micro-batch, ascending."""
+        return self._micro_batches
+
+    @cached_property
+    def _micro_batches(self) -> list[int]:
         if "micro_batch" not in self.free:
             return [self.job.training.micro_batch]
         total = self.job.training.global_batch
@@ -144,8 +168,11 @@ class Space:
 
     def schedules(self, mesh: Mesh) -> list[Schedule]:
         """Pipelines, each with each context; with one stage, or one context rank, nothing depends on them."""
-        contexts = self.contexts(mesh.tp, mesh.cp)
-        return [each._replace(context=context) for context in contexts for each in self._pipelines(mesh.pp)]
+        key = (mesh.pp, self.contexts(mesh.tp, mesh.cp))
+        if key not in self._schedules:
+            pipelines = self.pipelines(mesh.pp)
+            self._schedules[key] = [each._replace(context=context) for context in key[1] for each in pipelines]
+        return self._schedules[key]
 
     def contexts(self, tp: int, cp: int) -> tuple[str, ...]:
         """Those that can be; if none can, the one that the job has."""
@@ -154,7 +181,7 @@ class Space:
             return (own,)
         if (tp, cp) not in self._contexts:
             mesh, sharing = Mesh(tp, 1, cp, 1), Sharing(self.job.parallel.data, False, 1, 1)
-            first = self._pipelines(1)[0]
+            first = self.pipelines(1)[0]
             possible = (
                 context
                 for context in CONTEXTS
@@ -167,7 +194,8 @@ class Space:
     def _smallest(self) -> tuple[int, str]:
         return self.micro_batches()[0], self.recomputes()[0]
 
-    def _pipelines(self, pp: int) -> list[Schedule]:
+    def pipelines(self, pp: int) -> list[Schedule]:
+        """Schedules without regard to ``context``."""
         parallel = self.job.parallel
         own = Schedule(parallel.pipeline, parallel.virtual_stages)
         if "pipeline" not in self.free:
@@ -223,12 +251,12 @@ class Space:
             shards = self._hybrid_shards(mesh) or ([] if "data" in self.free else [ranks])
         else:
             shards = [1] if data == "ddp" else [ranks]
-        pairs = [{"dp_replicate": ranks // shard, "dp_shard": shard} for shard in shards]
-        return [
-            (pair["dp_replicate"], pair["dp_shard"])
-            for pair in pairs
-            if all(pair[axis] == self.given(axis) for axis in given)
-        ]
+        cuts = [(ranks // shard, shard) for shard in shards]
+        if "dp_replicate" in given:
+            cuts = [cut for cut in cuts if cut[0] == self.given("dp_replicate")]
+        if "dp_shard" in given:
+            cuts = [cut for cut in cuts if cut[1] == self.given("dp_shard")]
+        return cuts
 
     def _hybrid_shards(self, mesh: Mesh) -> list[int]:
         """All that replicate and shard; of many those whose shards fill a node, or a power of two of nodes."""
@@ -242,17 +270,20 @@ class Space:
         self, mesh: Mesh, sharing: Sharing, schedule: Schedule, micro_batch: int, recompute: str
     ) -> tuple[Job, Layout]:
         """The job with these options, and the layout. Not validated: ``check_layout`` says what is wrong with it."""
-        layout = sharing_layout(mesh, sharing)
-        parallel: dict[str, Any] = layout.as_dict() | {
-            "data": sharing.data,
-            "reshard_after_forward": sharing.reshard_after_forward,
-            **schedule._asdict(),
-        }
+        parallel, layout = self._layout(mesh, sharing, schedule)
         if (training := self._trainings.get((micro_batch, recompute))) is None:
             training = self.job.training.model_copy(update={"micro_batch": micro_batch, "recompute": recompute})
             self._trainings[micro_batch, recompute] = training
-        sections = {"parallel": self.job.parallel.model_copy(update=parallel), "training": training}
-        return self.job.model_copy(update=sections), layout
+        return self.job.model_copy(update={"parallel": parallel, "training": training}), layout
+
+    def _layout(self, mesh: Mesh, sharing: Sharing, schedule: Schedule) -> tuple[ParallelConfig, Layout]:
+        key = (mesh, sharing, schedule)
+        if (found := self._layouts.get(key)) is None:
+            layout = sharing_layout(mesh, sharing)
+            options = {"data": sharing.data, "reshard_after_forward": sharing.reshard_after_forward}
+            update = layout.as_dict() | options | schedule._asdict()
+            found = self._layouts[key] = self.job.parallel.model_copy(update=update), layout
+        return found
 
     def easiest(self, mesh: Mesh) -> tuple[Job, Layout]:
         """The options to which the fewest constraints apply."""

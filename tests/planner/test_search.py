@@ -124,10 +124,10 @@ def test_bounds_are_never_above_what_they_bound(text: str, changes: tuple[str, .
             shared = floor.of_sharing(mesh, schedule, micro_batch, sharing)
             assert way <= shared * (1 + 1e-12)
             assert shared <= step_time(job, layout, machine).total * (1 + 1e-12), (layout, job)
-            assert memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= memory_bytes(job, layout), (
-                layout,
-                job,
-            )
+            needed = memory_bytes(job, layout)
+            assert memory.of(mesh, (sharing, schedule, micro_batch, recompute)) <= needed, (layout, job)
+            wider = replace(mesh, data_ranks=min(space.slots, mesh.data_ranks * random.randint(1, 9)))
+            assert memory.outline(wider, fewer=True) <= memory.outline(mesh) <= needed, (layout, job)
 
 
 def test_both_kinds_of_context_parallelism_compete() -> None:
