@@ -8,6 +8,7 @@ from typing import Any
 from elastic_train.config.faults import Kind
 from elastic_train.planner.simulation.costs import Costs, Pace, Pause, Saves
 from elastic_train.planner.simulation.failures import Failure, Failures
+from elastic_train.planner.simulation.repair import Repair
 from elastic_train.planner.simulation.scenario import Scenario
 from elastic_train.planner.simulation.throughput import proportional
 
@@ -26,7 +27,7 @@ def scenario(**changes: Any) -> Scenario:
         costs=Costs(dict.fromkeys(Kind, PAUSE), growth=PAUSE, per_host=0.0, load=7.0),
         saves=Saves(every=100.0, seconds=10.0),
         pace=Pace(10.0),
-        replace=100.0,
+        repair=Repair(100.0),
         host_return=30.0,
         newcomer=20.0,
     )

@@ -13,6 +13,7 @@ from elastic_train.planner.simulation.best import Best, best_interval, best_spar
 from elastic_train.planner.simulation.confidence import Runs
 from elastic_train.planner.simulation.costs import Costs, Pace, Pause, Saves, Tiers
 from elastic_train.planner.simulation.failures import Failure, Failures
+from elastic_train.planner.simulation.repair import Repair
 from elastic_train.planner.simulation.scenario import Scenario
 from elastic_train.planner.simulation.throughput import proportional
 
@@ -128,7 +129,7 @@ def test_the_range_of_spares_grows_until_more_are_worse() -> None:
         nodes=16,
         throughput=proportional(128, 128),
         failures=Failures(mtbf=10 * 86400.0, mix=(Interruption(1, Kind.KILL_NODE),)),
-        replace=10 * 86400.0,
+        repair=Repair(10 * 86400.0),
         duration=100 * 86400.0,
     )
     found = best_spares(rigid, 1, 2, 8)
@@ -145,7 +146,7 @@ def spares_scenario(unit: int) -> Scenario:
         throughput=proportional(512, 64, unit * 8),
         failures=Failures(mtbf=500 * 3600.0, mix=tuple(LLAMA3_FAILURES.values())),
         duration=20 * 86400.0,
-        replace=4 * 3600.0,
+        repair=Repair(4 * 3600.0),
     )
 
 
