@@ -21,7 +21,7 @@ def test_seconds_are_bytes_over_bandwidth() -> None:
     [
         ({}, {}, 12),
         ({}, {"precision": "bf16"}, 12),
-        ({"name": "sgd"}, {}, 4),
+        ({"name": "sgd", "momentum": 0.0}, {}, 4),
         ({"name": "sgd", "momentum": 0.9}, {}, 8),
         ({"name": "lion"}, {}, 8),
         ({}, {"ema_decay": 0.99}, 16),
