@@ -213,7 +213,7 @@ def write(found: Measured, out: Path) -> None:
         {
             "layout": row.layout.as_dict(),
             "options": row.options,
-            "steps": [list(asdict(step).values()) for step in row.steps],
+            "steps": [[step.seconds, step.cpu] for step in row.steps],
         }
         for row in found.rows
     ]
