@@ -27,7 +27,7 @@ from pathlib import Path
 
 from elastic_train.config.job import Job
 from elastic_train.config.load import parse_job
-from elastic_train.planner.hardware import accelerator
+from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.search import rank_layouts
 
 STARTS = (

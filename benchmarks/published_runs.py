@@ -18,7 +18,8 @@ from typing import Any
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.presets import PRESETS
-from elastic_train.planner.hardware import Accelerator, accelerator
+from elastic_train.planner.hardware import Accelerator
+from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.step_time import step_time
 from tests.training.synthetic import small_job
 
