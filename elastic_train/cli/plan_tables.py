@@ -163,15 +163,22 @@ def _print_memory(row: Priced) -> None:
     terms = list(dict.fromkeys(term for rank in ranks for term in rank.terms))
     left_out = "" if len(shown) == len(ranks) else f"; {len(shown)} of {len(ranks)} pipeline ranks, --json has all"
     typer.echo(f"memory of {row.candidate.layout}, by pipeline rank{left_out}")
-    heads = [f"rank {index}, stage {'+'.join(map(str, ranks[index].stages))}" for index in shown]
-    table = [[term, *(ranks[index].terms.get(term) for index in shown)] for term in terms]
+    heads = [f"rank {index}" for index in shown]
+    table: list[list[object]] = [["stages", *("+".join(map(str, ranks[index].stages)) for index in shown)]]
+    table += [[term, *(ranks[index].terms.get(term) for index in shown)] for term in terms]
     table.append(["total", *(ranks[index].total for index in shown)])
     table.append(["limit", *(row.memory_limit for _ in shown)])
     print_table(
-        [Column("GiB", left=True), *(Column(head, lambda size: f"{size / 2**30:,.3f}") for head in heads)], table
+        [Column("GiB", left=True), *(Column(head, _gib) for head in heads)],
+        table,
     )
     for line in state_lines(row):
         typer.echo(line)
+
+
+def _gib(cell: object) -> str:
+    """Numbers of stages stay as they are."""
+    return f"{cell / 2**30:,.3f}" if isinstance(cell, int) else str(cell)
 
 
 def state_lines(row: Priced) -> Iterator[str]:

@@ -130,6 +130,8 @@ def test_an_answer_as_json_as_a_table_and_as_a_page(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "page.html").read_text()
     assert "data:image/png;base64,iVBOR" in page and "restored from storage" in page
     assert "http" not in page  # nothing is fetched
+    assert '<meta name="viewport"' in page and page.count('<div class="wide">') == 3  # also on a narrow screen
+    assert "e-0" not in page.split("base64,")[1].split('"', 1)[1]  # <0.01, and no 1.601e-05
     notes = " ".join(json.loads(done.stdout)["notes"])
     assert "measured with a small model" in notes and "restart&#39;s are assumed" in page
     assert "assumed: --step 10s, --replace 1h" in notes and "--replace 1h" in page
