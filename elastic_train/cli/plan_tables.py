@@ -82,7 +82,7 @@ def layout_columns(rows: Sequence[Priced]) -> list[Column]:
         Column("MFU causal", lambda share: f"{share:.1%}"),
         Column("bubble", lambda share: f"{share:.1%}"),
         Column("exposed", lambda share: f"{share:.1%}"),
-        Column("days", lambda days: f"{days:,.4g}"),
+        Column("days", lambda days: f"{days:,.4g}" if days >= 0.01 else "<0.01"),
     ]
     if rows[0].cost is not None:
         columns.append(Column("cost", lambda cost: f"{cost:,.0f} {rows[0].currency}".strip()))
@@ -183,8 +183,9 @@ def _gib(cell: object) -> str:
 
 def state_lines(row: Priced) -> Iterator[str]:
     """Model state by both accountings."""
-    yield f"model state, textbook ({row.state_formula}): {row.state['textbook'] / 2**30:,.2f} GiB"
-    yield f"model state, this engine, fullest rank: {row.state['engine'] / 2**30:,.2f} GiB"
+    unit, name = (2**30, "GiB") if row.state["engine"] >= 2**30 else (2**20, "MiB")
+    yield f"model state, textbook ({row.state_formula}): {row.state['textbook'] / unit:,.2f} {name}"
+    yield f"model state, this engine, fullest rank: {row.state['engine'] / unit:,.2f} {name}"
 
 
 def _print_traffic(row: Priced) -> None:
