@@ -19,6 +19,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from benchmarks import layout_choice
 from benchmarks.published_runs import rate_rows, utilisation_rows
 from elastic_train.checkpoint.interval import daly, young
 from elastic_train.cli.main import app
@@ -27,6 +28,7 @@ from elastic_train.planner.simulation.confidence import Runs
 from tests.planner.simulation.scenarios import MTBF, classic
 
 DOCS = Path(__file__).parents[1] / "docs"
+CHOICE = Path(__file__).parent / "measured" / "choice.json"
 LLAMA3 = "simulate --like llama3"
 
 
@@ -123,6 +125,8 @@ TABLES = {
     "published rates": Table("planner.md", rate_rows),
     "published utilisations": Table("planner.md", utilisation_rows),
     "intervals": Table("simulator.md", intervals, quick=False),
+    "choice": Table("benchmarks.md", lambda: layout_choice.table(layout_choice.read(CHOICE), fastest=8)),
+    "verdict": Table("benchmarks.md", lambda: layout_choice.summary(layout_choice.read(CHOICE))),
     "llama3": Table("simulator.md", llama3, quick=False),
 }
 

@@ -257,23 +257,36 @@ def verdict(found: Measured) -> Verdict:
     return Verdict(chosen, None if seconds is None else seconds / best.seconds - 1, best, predicted)
 
 
-def judge(found: Measured) -> int:
-    """Print the table and the verdict; 1: what is chosen was not measured."""
-    said = verdict(found)
-    print(f"{found.machine}; known by {found.calibration:.3f} s a step of zero3 over {RANKS} ranks")
-    print("| layout | measured s | CPU s of all ranks | predicted s |\n|---|---|---|---|")
-    for row in sorted(found.rows, key=lambda row: row.seconds):
+def table(found: Measured, fastest: int | None = None) -> list[str]:
+    """Lines of a table; of many only the ``fastest`` ones and the slowest."""
+    said, rows = verdict(found), sorted(found.rows, key=lambda row: row.seconds)
+    lines = ["| layout | measured s | CPU s of all ranks | predicted s |", "|---|---|---|---|"]
+    for row in rows if fastest is None else [*rows[:fastest], rows[-1]]:
         mark = " **chosen**" if row.name == said.chosen.name else ""
-        print(f"| {row.name}{mark} | {row.seconds:.3f} | {row.cpu:.3f} | {said.predicted[row.name]:.3f} |")
-    ratios = sorted(said.predicted[row.name] / row.seconds for row in found.rows)
+        lines.append(f"| {row.name}{mark} | {row.seconds:.3f} | {row.cpu:.3f} | {said.predicted[row.name]:.3f} |")
+    return lines
+
+
+def summary(found: Measured) -> list[str]:
+    """Lines of a table with the verdict, and how near predictions are to what was measured, less the median ratio."""
+    said = verdict(found)
+    ratios = [said.predicted[row.name] / row.seconds for row in found.rows]
     middle = statistics.median(ratios)
     off = sorted(abs(ratio / middle - 1) for ratio in ratios)
-    print(
-        f"\n{len(found.rows)} layouts; predicted / measured: {middle:.2f} in the median, half of them within "
-        f"{statistics.median(off):.0%} of that, all within {off[-1]:.0%}"
-    )
+    loss = "not measured" if said.loss is None else f"{100 * said.loss:.1f} % slower"
+    return [
+        "| chosen, against the fastest | layouts | predicted / measured | half of them within | all within |",
+        "|---|---|---|---|---|",
+        f"| {loss} | {len(ratios)} | {middle:.2f} | {statistics.median(off):.0%} | {off[-1]:.0%} |",
+    ]
+
+
+def judge(found: Measured) -> int:
+    """Print the tables; 1: what is chosen was not measured."""
+    print(f"{found.machine}; known by {found.calibration:.3f} s a step of zero3 over {RANKS} ranks")
+    print("\n".join([*table(found), "", *summary(found)]))
+    said = verdict(found)
     if said.loss is None:
-        print(f"chosen, but not measured: {said.chosen.name}; run choice again")
+        print(f"\nchosen, but not measured: {said.chosen.name}; run choice again")
         return 1
-    print(f"chosen: {said.loss:+.1%} of the measured best, {said.best.name}")
     return 0

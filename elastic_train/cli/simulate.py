@@ -51,7 +51,7 @@ def simulate(
     replace: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION|DISTRIBUTION",
+            metavar="DURATION",
             help="Until a lost node is replaced: 1h, exponential:MEAN or lognormal:MEAN:SIGMA.",
             show_default="1h",
         ),
@@ -65,11 +65,13 @@ def simulate(
         int | None, typer.Option(help="With fewer the job waits.", show_default="1; restart: all")
     ] = None,
     checkpoint_every: Annotated[
-        float | None, _duration("--checkpoint-every", "Work between two checkpoints.", default="10m")
+        float | None, _duration("--checkpoint-every", "Work between two checkpoints.", default="10m; restart: 5m")
     ] = None,
     checkpoint_size: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Of a checkpoint, as 840GB.", show_default="12 bytes a parameter of the job"),
+        typer.Option(
+            metavar="SIZE", help="Of a checkpoint, as 840GB.", show_default="of the job's state; else 10GB a host"
+        ),
     ] = None,
     storage_write: Annotated[
         str | None,

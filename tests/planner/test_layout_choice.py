@@ -18,11 +18,11 @@ def stored() -> Measured:
     return layout_choice.read(STORED)
 
 
-def test_the_mesh_that_is_chosen_is_that_of_the_fastest(stored: Measured) -> None:
-    """Which way to share state is left open: they are within a few percent of each other."""
+def test_what_is_chosen_is_within_5_percent_of_the_fastest(stored: Measured) -> None:
+    """Of 46 layouts, each with its fastest options. What was not measured cannot be judged: run it again."""
     said = verdict(stored)
-    sizes = [(row.layout.tp, row.layout.pp, row.layout.cp, row.layout.data_ranks) for row in (said.chosen, said.best)]
-    assert sizes[0] == sizes[1]
+    assert said.loss is not None, f"{said.chosen.name} was not measured"
+    assert said.loss <= 0.05
 
 
 def test_what_a_choice_loses_is_told(stored: Measured, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +30,8 @@ def test_what_a_choice_loses_is_told(stored: Measured, capsys: pytest.CaptureFix
     steps = {row.name: [Step(1.0, 1.0)] if row.name == name else [Step(2.0, 2.0)] for row in stored.rows}
     rows = [replace(row, steps=steps[row.name]) for row in stored.rows]
     assert layout_choice.judge(replace(stored, rows=rows)) == 0
-    assert f"chosen: +0.0% of the measured best, {name}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"| {name} **chosen** | 1.000 | 1.000 |" in printed and "| 0.0 % slower | 46 |" in printed
     rows[-1] = replace(rows[-1], steps=[Step(0.8, 1.0), Step(0.1, 1.0), Step(9.0, 9.0)])  # the median counts
     assert verdict(replace(stored, rows=rows)).loss == pytest.approx(0.25)
     assert layout_choice.judge(replace(stored, rows=[row for row in rows if row.name != name])) == 1

@@ -82,6 +82,7 @@ def test_a_ten_minute_chaos_run_of_this_engine() -> None:
     ledger, steps = logs("soak/ledger.jsonl"), logs("soak/steps.jsonl")
     seen = measured(ledger, steps)
     assert (len(seen.faults), seen.goodput) == (64, pytest.approx(0.7505, abs=1e-4))
+    assert seen.duration == pytest.approx(584.0, abs=0.5)
     outcomes = [simulate(measured(ledger, steps, seed).scenario()) for seed in range(1, 21)]
     for outcome in outcomes:
         assert 100 * outcome.goodput == pytest.approx(100 * seen.goodput, abs=5)
