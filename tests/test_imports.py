@@ -46,7 +46,6 @@ def test_the_planner_and_the_job_file_need_no_torch() -> None:
     "command",
     [
         ["plan", "--params", "70e9", "--ranks", "64", "--strategy", "zero3", "--json"],
-        ["plan", "--model", "tiny", "--gpus", "8", "--seq", "128", "--global-batch", "8"],
         ["simulate", "--nodes", "4", "--runs", "1"],
     ],
     ids=lambda command: " ".join(command[:2]),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -178,3 +179,10 @@ def test_a_run_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "goodput measured 32.4 %, simulated" in done.stdout
     assert "host time\tsimulated %\tmeasured %" in done.stdout
+
+
+def test_the_documentation_has_every_option() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    options = re.findall(r"^│ (--[a-z-]+)", CliRunner().invoke(app, ["simulate", "--help"]).stdout, re.MULTILINE)
+    assert len(options) > 30
+    assert [option for option in options if option not in text and option != "--help"] == []
