@@ -42,6 +42,30 @@ def test_the_planner_and_the_job_file_need_no_torch() -> None:
     assert loaded(modules, {"torch", "ray", "mlflow"}) == set()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", "--params", "70e9", "--ranks", "64", "--strategy", "zero3", "--json"],
+        ["simulate", "--nodes", "4", "--runs", "1"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_a_question_is_answered_without_torch_ray_and_mlflow(command: list[str]) -> None:
+    """The whole command, to its end: what is loaded late counts, too."""
+    code = f"""
+import sys
+from elastic_train.cli.main import app
+try:
+    app({command!r})
+except SystemExit as end:
+    assert not end.code
+print("loaded:", *(name for name in ("torch", "ray", "mlflow", "matplotlib") if name in sys.modules))
+"""
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "loaded:"
+
+
 def test_the_driver_needs_no_gpu() -> None:
     """RY-08: it runs on the head, which has none; what it never imports touches no driver of NVIDIA."""
     assert loaded(["elastic_train.controller.run", "elastic_train.controller.ray_actors"], {"torch"}) == set()

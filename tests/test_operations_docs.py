@@ -11,7 +11,6 @@ import typer.main
 
 from elastic_train.cli.main import app
 from elastic_train.cluster.cluster_file import read_cluster
-from tests.cli.command import elastic_train
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("operations.md", "infra.md", "kuberay.md", "submitting.md", "clusters.md")
@@ -89,26 +88,6 @@ def test_parameters_of_the_templates_are_there() -> None:
     parameters = [name for row in rows for name in re.findall(r"\w+", row)]
     assert len(parameters) > 5
     assert [name for name in parameters if f"\n  {name}:\n" not in template] == []
-
-
-EXAMPLE = re.findall(r"^\| `elastic-train ([^`]+)` \| (.*\d.*) \|$", text("operations.md"), re.MULTILINE)
-
-
-@pytest.mark.parametrize(("command", "says"), EXAMPLE, ids=lambda value: value.split()[0])
-def test_the_example_of_costs_is_what_the_commands_print(command: str, says: str, tmp_path: Path) -> None:
-    done = elastic_train(*command.split(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    printed = [float(number) for number in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", done.stdout)]
-    named = re.findall(r"\$?(\d[\d,.]*\d) (?:s a step|days|failures)|(\d[\d.]*) %|\$(\d[\d,]*\d)", says)
-    figures = ["".join(each).replace(",", "") for each in named]
-    assert len(figures) >= 3
-    for figure in figures:
-        decimals = len(figure.partition(".")[2])
-        assert figure in {f"{number:.{decimals}f}" for number in printed}, figure
-
-
-def test_the_example_is_there() -> None:
-    assert [command.split()[0] for command, _ in EXAMPLE] == ["plan", "simulate", "simulate"]
 
 
 def test_quotas_are_those_of_the_cluster_file() -> None:

@@ -98,6 +98,10 @@ def replay(
         schedule = read_trace(trace, seed, seconds)
     except TraceError as error:
         raise UserError(str(error)) from None
+    if any(fault.node is not None or fault.away is not None for fault in schedule):
+        raise UserError(
+            f"{trace}: node and away are of a real cluster, for simulate; chaos picks whom it strikes (pick)"
+        )
     strike(job, schedule, address)
 
 

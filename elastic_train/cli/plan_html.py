@@ -7,15 +7,19 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from elastic_train.cli.plan_answer import Answer, Priced
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #22303c; max-width: 1240px; margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid #d5dbe1 }
-p, li { margin: .25em 0 } .faint { color: #5b6975 } .wide { overflow-x: auto } svg { max-width: 100%; height: auto }
+p, li { margin: .25em 0 } .faint { color: #5b6975 } .wide { overflow-x: auto }
+svg { width: 100%; max-width: 1056px; min-width: 700px; height: auto }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; margin: .8em 0 }
 th, td { padding: .3em .6em; text-align: right; border-bottom: 1px solid #e6eaee; vertical-align: top }
-th, td { max-width: 22em } th { color: #5b6975; font-weight: 600 } .text { text-align: left; max-width: 46em }
+th, td { max-width: 22em } th { color: #5b6975; font-weight: 600 }
+.text { text-align: left; min-width: 11em; max-width: 46em }
 tr.chosen { background: #eef4fa }
 """
 
@@ -33,25 +37,32 @@ def page(answer: Answer, shown: int) -> str:
 
 
 def _sections(answer: Answer, row: Priced, shown: int) -> Iterator[str]:
-    from elastic_train.cli.plan_pictures import as_svg, memory_figure, pipeline_figure, time_figure
+    from elastic_train.cli.plan_pictures import memory_figure, pipeline_figure, time_figure
     from elastic_train.cli.plan_tables import question_lines, rejected_lines, state_lines, why_lines
 
     yield _paragraphs(question_lines(answer))
     yield "<h2>Layouts, fastest first</h2>"
     yield _layouts(answer, shown)
     yield _list(why_lines(answer))
-    yield as_svg(time_figure(answer.priced))
+    yield _picture(time_figure(answer.priced))
     yield "<h2>What was ruled out</h2>"
     yield _list(rejected_lines(answer)) or "<p>Nothing.</p>"
     yield f"<h2>Memory of #{shown}, {escape(str(row.candidate.layout))}</h2>"
-    yield as_svg(memory_figure(row))
+    yield _picture(memory_figure(row))
     yield _memory(row)
     yield _list(state_lines(row))
     if row.candidate.layout.pp > 1:
         yield f"<h2>Pipeline of #{shown}</h2>"
-        yield as_svg(pipeline_figure(row))
+        yield _picture(pipeline_figure(row))
     yield "<h2>The accelerator's numbers</h2>"
     yield _accelerator(answer)
+
+
+def _picture(figure: Figure) -> str:
+    """On a narrow screen it is moved sideways, as tables are: shrunk, its words could not be read."""
+    from elastic_train.cli.plan_pictures import as_svg
+
+    return f'<div class="wide">{as_svg(figure)}</div>'
 
 
 def _layouts(answer: Answer, shown: int) -> str:

@@ -92,7 +92,7 @@ def time_figure(rows: Sequence[Priced]) -> Figure:
 def _stacked(bars: Mapping[str, Mapping[str, float]], unit: float) -> tuple[Figure, Axes]:
     """Horizontal bars of ``{bar: {term: value}}``, values divided by ``unit``."""
     terms = list(dict.fromkeys(term for values in bars.values() for term in values))
-    figure, axes = _figure(11, 1.4 + 0.32 * len(bars))
+    figure, axes = _figure(11, max(1.4 + 0.32 * len(bars), 0.6 + 0.18 * len(terms)))  # bars, or the legend beside them
     colours = {term: COLOURS[index % len(COLOURS)] for index, term in enumerate(terms)}
     for index, values in enumerate(bars.values()):
         left = 0.0

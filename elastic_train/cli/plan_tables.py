@@ -82,7 +82,7 @@ def layout_columns(rows: Sequence[Priced]) -> list[Column]:
         Column("MFU causal", lambda share: f"{share:.1%}"),
         Column("bubble", lambda share: f"{share:.1%}"),
         Column("exposed", lambda share: f"{share:.1%}"),
-        Column("days", lambda days: f"{days:,.4g}"),
+        Column("days", lambda days: f"{days:,.4g}" if days >= 0.01 else "<0.01"),
     ]
     if rows[0].cost is not None:
         columns.append(Column("cost", lambda cost: f"{cost:,.0f} {rows[0].currency}".strip()))
@@ -163,21 +163,29 @@ def _print_memory(row: Priced) -> None:
     terms = list(dict.fromkeys(term for rank in ranks for term in rank.terms))
     left_out = "" if len(shown) == len(ranks) else f"; {len(shown)} of {len(ranks)} pipeline ranks, --json has all"
     typer.echo(f"memory of {row.candidate.layout}, by pipeline rank{left_out}")
-    heads = [f"rank {index}, stage {'+'.join(map(str, ranks[index].stages))}" for index in shown]
-    table = [[term, *(ranks[index].terms.get(term) for index in shown)] for term in terms]
+    heads = [f"rank {index}" for index in shown]
+    table: list[list[object]] = [["stages", *("+".join(map(str, ranks[index].stages)) for index in shown)]]
+    table += [[term, *(ranks[index].terms.get(term) for index in shown)] for term in terms]
     table.append(["total", *(ranks[index].total for index in shown)])
     table.append(["limit", *(row.memory_limit for _ in shown)])
     print_table(
-        [Column("GiB", left=True), *(Column(head, lambda size: f"{size / 2**30:,.3f}") for head in heads)], table
+        [Column("GiB", left=True), *(Column(head, _gib) for head in heads)],
+        table,
     )
     for line in state_lines(row):
         typer.echo(line)
 
 
+def _gib(cell: object) -> str:
+    """Numbers of stages stay as they are."""
+    return f"{cell / 2**30:,.3f}" if isinstance(cell, int) else str(cell)
+
+
 def state_lines(row: Priced) -> Iterator[str]:
     """Model state by both accountings."""
-    yield f"model state, textbook ({row.state_formula}): {row.state['textbook'] / 2**30:,.2f} GiB"
-    yield f"model state, this engine, fullest rank: {row.state['engine'] / 2**30:,.2f} GiB"
+    unit, name = (2**30, "GiB") if row.state["engine"] >= 2**30 else (2**20, "MiB")
+    yield f"model state, textbook ({row.state_formula}): {row.state['textbook'] / unit:,.2f} {name}"
+    yield f"model state, this engine, fullest rank: {row.state['engine'] / unit:,.2f} {name}"
 
 
 def _print_traffic(row: Priced) -> None:

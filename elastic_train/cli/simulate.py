@@ -48,9 +48,16 @@ def simulate(
     rack_mtbf_hours: Annotated[float | None, typer.Option(help="... once in so many hours, each group.")] = None,
     spot: Annotated[str | None, typer.Option(metavar="RATE", help="Reclaims of a node, as 0.05/h or 1/d.")] = None,
     notice: Annotated[float, _duration("--notice", "Between a reclaim's notice and its end.", default="2m")] = 120.0,
-    replace: Annotated[float, _duration("--replace", "Until a lost node is replaced.", default="1h")] = 3600.0,
+    replace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Until a lost node is replaced: 1h, exponential:MEAN or lognormal:MEAN:SIGMA.",
+            show_default="1h",
+        ),
+    ] = None,
     days: Annotated[float | None, typer.Option(help="Length of the run.", show_default="30")] = None,
-    step: Annotated[float, _duration("--step", "A step of the full job.", default="10s")] = 10.0,
+    step: Annotated[float | None, _duration("--step", "A step of the full job.", default="10s")] = None,
     unit_nodes: Annotated[
         int | None, typer.Option(help="Nodes of one replica of the model: only whole ones work.", show_default="1")
     ] = None,
@@ -58,10 +65,25 @@ def simulate(
         int | None, typer.Option(help="With fewer the job waits.", show_default="1; restart: all")
     ] = None,
     checkpoint_every: Annotated[
-        float | None, _duration("--checkpoint-every", "Work between two checkpoints.", default="10m")
+        float | None, _duration("--checkpoint-every", "Work between two checkpoints.", default="10m; restart: 5m")
+    ] = None,
+    checkpoint_size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Of a checkpoint, as 840GB.", show_default="of the job's state; else 10GB a host"
+        ),
+    ] = None,
+    storage_write: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="To storage, of all hosts, as 2TB/s.", show_default="164 MB/s a host"),
+    ] = None,
+    storage_read: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="From storage, all hosts together.", show_default="929 MB/s a host"),
     ] = None,
     checkpoint_takes: Annotated[
-        float | None, _duration("--checkpoint-takes", "Until a checkpoint is committed.", default="1m")
+        float | None,
+        _duration("--checkpoint-takes", "Until a checkpoint is committed.", default="its size by --storage-write"),
     ] = None,
     checkpoint_stall: Annotated[
         float | None, typer.Option(help="Seconds for which it stops the job.", show_default="0; restart: 5")
@@ -91,6 +113,7 @@ def simulate(
     asked = Asked(
         job=job, like=like, nodes=nodes, gpus_per_node=gpus_per_node, mtbf_hours=mtbf_hours, days=days, spares=spares,
         unit_nodes=unit_nodes, min_nodes=min_nodes, step=step, checkpoint_every=checkpoint_every,
+        checkpoint_size=checkpoint_size, storage_write=storage_write, storage_read=storage_read,
         checkpoint_takes=checkpoint_takes, checkpoint_stall=checkpoint_stall, partners=partners, failures=failures,
         rack_nodes=rack_nodes, rack_mtbf_hours=rack_mtbf_hours, spot=spot, notice=notice, replace=replace,
         recovery=recovery, pause=pause, seed=seed, runs=runs,

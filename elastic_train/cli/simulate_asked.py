@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import typer
+
+from elastic_train.cli.durations import parse_duration
 from elastic_train.cli.guard import UserError
+from elastic_train.planner.simulation.repair import Repair, Shape
 
 _LEAST = {"nodes": 1, "gpus_per_node": 1, "spares": 0, "unit_nodes": 1, "min_nodes": 1, "runs": 1, "rack_nodes": 0}
 _LEAST |= {"partners": 0, "checkpoint_stall": 0}
 _SOURCES = ("mtbf_hours", "rack_nodes", "rack_mtbf_hours", "spot")
 RECOVERIES = ("elastic", "restart", "both")
 RUNS = 20
-CHECKPOINT_TAKES = 60.0
+STEP, REPLACE = 10.0, "1h"
+"""Assumed where nobody says more; seconds of a step."""
+_SIGMA = 3.0
+"""The largest of a lognormal: beyond, the mean is that of a few draws that most runs never see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +34,11 @@ class Asked:
     spares: int | None = None
     unit_nodes: int | None = None
     min_nodes: int | None = None
-    step: float = 10.0
+    step: float | None = None
     checkpoint_every: float | None = None
+    checkpoint_size: str | None = None
+    storage_write: str | None = None
+    storage_read: str | None = None
     checkpoint_takes: float | None = None
     checkpoint_stall: float | None = None
     partners: int | None = None
@@ -37,7 +47,7 @@ class Asked:
     rack_mtbf_hours: float | None = None
     spot: str | None = None
     notice: float = 120.0
-    replace: float = 3600.0
+    replace: str | None = None
     recovery: str | None = None
     pause: float | None = None
     seed: int = 1
@@ -86,13 +96,27 @@ def _check_replicas(asked: Asked, nodes: int) -> None:
 
 
 def _check_checkpoints(asked: Asked) -> None:
-    every, takes = asked.checkpoint_every, asked.checkpoint_takes or CHECKPOINT_TAKES
-    if every is not None and every < takes:
-        raise UserError(f"--checkpoint-every={every:g}s: must be at least --checkpoint-takes={takes:g}s")
-    if (asked.checkpoint_stall or 0.0) > takes:
-        raise UserError(
-            f"--checkpoint-stall={asked.checkpoint_stall:g}s: must be at most --checkpoint-takes={takes:g}s"
-        )
+    stall, takes = asked.checkpoint_stall, asked.checkpoint_takes
+    if stall is not None and takes is not None and stall > takes:
+        raise UserError(f"--checkpoint-stall={stall:g}s: must be at most --checkpoint-takes={takes:g}s")
+
+
+def repair_of(asked: Asked) -> Repair:
+    """What ``--replace`` says. Raises UserError."""
+    text = asked.replace or REPLACE
+    shape, _, rest = text.rpartition(":") if text.count(":") < 2 else text.partition(":")
+    mean, _, sigma = rest.partition(":")
+    try:
+        if shape in ("", Shape.EXPONENTIAL.value) and not sigma:
+            return Repair(parse_duration(mean), Shape(shape or Shape.FIXED))
+        if shape == Shape.LOGNORMAL and 0 < (spread := float(sigma)) <= _SIGMA:
+            return Repair(parse_duration(mean), Shape.LOGNORMAL, spread)
+    except (typer.BadParameter, ValueError):
+        pass
+    raise UserError(
+        f"--replace={text}: must be a duration as 1h, exponential:MEAN or lognormal:MEAN:SIGMA, as lognormal:2h:1.0 "
+        f"with a standard deviation of the logarithm up to {_SIGMA:g}"
+    )
 
 
 def check_beside_trace(asked: Asked) -> None:

@@ -13,21 +13,28 @@ from elastic_train.planner.simulation.answer import Answer
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; color: #22303c; max-width: 70em; margin: 2em auto; padding: 0 1em }
-table { border-collapse: collapse; margin: 1em 0 } th, td { padding: .2em .9em .2em 0; text-align: right }
-th:first-child, td:first-child, .left { text-align: left } tr + tr { border-top: 1px solid #e4e8ec }
-img { max-width: 100% }
+table { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums }
+th, td { padding: .2em .9em .2em 0; text-align: right; white-space: nowrap }
+th.text, td.text { text-align: left } tr + tr { border-top: 1px solid #e4e8ec }
+.wide { overflow-x: auto } img { width: 100%; min-width: 800px }
 </style></head><body>
 <h1>What failures cost</h1>
 <p>{{ title }}</p>
 {% if sentence %}<p>{{ sentence }}</p>{% endif %}
-<img alt="Time by cause" src="data:image/png;base64,{{ picture }}">
-{% for heading, columns, rows in tables %}
+<div class="wide"><img alt="Time by cause" src="data:image/png;base64,{{ picture }}"></div>
+{% for heading, columns, text, rows in tables %}
 <h2>{{ heading }}</h2>
-<table><tr>{% for column in columns %}<th>{{ column }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table>
+<div class="wide"><table>
+<tr>
+{% for column in columns %}<th{% if loop.index0 in text %} class="text"{% endif %}>{{ column }}</th>{% endfor %}
+</tr>
+{% for row in rows %}
+<tr>{% for cell in row %}<td{% if loop.index0 in text %} class="text"{% endif %}>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</table></div>
 {% endfor %}
 {% for note in notes %}<p>{{ note }}</p>{% endfor %}
 <p>+-: half of the 95 % confidence interval of the mean over the runs; p5, p95: of single runs.</p>
@@ -40,10 +47,10 @@ def write_page(out: Path, question: Question, answers: Sequence[Answer], search:
     from jinja2 import Environment
 
     with tempfile.TemporaryDirectory() as folder:
-        picture = draw(question, answers, search, Path(folder) / "simulation.png").read_bytes()
-    figures = ("Figures", ["recovery", "figure", "mean", "+-", "p5", "p95"], _cells(figure_rows(answers)))
+        picture = draw(question, answers, search, Path(folder) / "simulation.png", title="").read_bytes()
+    figures = ("Figures", ["recovery", "figure", "mean", "+-", "p5", "p95"], (0, 1), _cells(figure_rows(answers)))
     names = ["cause", *(f"{name} %" for name in cause_columns(question, answers))]
-    causes = ("Where the hosts' time goes", names, _cells(cause_rows(question, answers)))
+    causes = ("Where the hosts' time goes", names, (0,), _cells(cause_rows(question, answers)))
     page = Environment(autoescape=True).from_string(_PAGE)
     text = page.render(
         title=question.title,

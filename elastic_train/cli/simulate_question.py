@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from elastic_train.cli.guard import UserError
 from elastic_train.cli.simulate_asked import (
-    CHECKPOINT_TAKES,
     RECOVERIES,
+    REPLACE,
     RUNS,
+    STEP,
     Asked,
     check_asked,
     check_beside_trace,
+    repair_of,
 )
+from elastic_train.cli.simulate_storage import saves_of, storage_lines, storage_of
 from elastic_train.config.faults import LLAMA3_FAILURES, LLAMA3_SECONDS, TraceError, read_trace
 from elastic_train.config.job import Job
 from elastic_train.planner.simulation.confidence import Runs
-from elastic_train.planner.simulation.costs import Pace, Saves, Tiers, elastic, restarts
+from elastic_train.planner.simulation.costs import Pace, Tiers, elastic, restarts
 from elastic_train.planner.simulation.events import simulate
 from elastic_train.planner.simulation.failures import (
     Distribution,
     Failures,
     UnknownFailures,
     distribution,
+    placed,
     rate,
     traced,
 )
@@ -36,6 +40,8 @@ LLAMA3_NODES, LLAMA3_SPARES = 2048, 16
 """16,384 GPUs; the cluster had 24,000 (arXiv:2407.21783, section 3.3), so spares were never short."""
 LLAMA3_MTBF = LLAMA3_SECONDS * LLAMA3_NODES / sum(cause.count for cause in LLAMA3_FAILURES.values())
 """Of one node of 8 GPUs, seconds."""
+LLAMA3_CHECKPOINT, LLAMA3_STORAGE = "4870GB", "2TB/s"
+"""12 bytes of each of 405.9e9 parameters; what the storage sustains (arXiv:2407.21783, section 3.3.1)."""
 _MOST_FAILURES = 1e7
 
 
@@ -63,7 +69,10 @@ def asked_of(asked: Asked) -> Question:
     if asked.like not in (None, "llama3"):
         raise UserError(f"--like={asked.like}: must be llama3 (arXiv:2407.21783)")
     if asked.like:
-        known = Asked(nodes=LLAMA3_NODES, gpus_per_node=8, days=54.0, spares=LLAMA3_SPARES, unit_nodes=16)
+        known = Asked(
+            nodes=LLAMA3_NODES, gpus_per_node=8, days=54.0, spares=LLAMA3_SPARES, unit_nodes=16,
+            checkpoint_size=LLAMA3_CHECKPOINT, storage_write=LLAMA3_STORAGE, storage_read=LLAMA3_STORAGE,
+        )  # fmt: skip
         asked = replace(_filled(asked, known), recovery=asked.recovery or "both")
     job = _job(asked.job)
     if job is not None:
@@ -106,7 +115,19 @@ def _notes(asked: Asked, job: Job | None) -> list[str]:
             "pauses: elastic's were measured with a small model on 4 hosts and one machine, restart's are assumed "
             "(10 minutes); +- is chance in the failures and leaves out how wrong these may be: try --pause"
         )
+    notes += storage_lines(asked, job, storage_of(asked, job))
+    if assumed := _assumed(asked):
+        notes.append(f"assumed: {', '.join(assumed)}")
     return notes
+
+
+def _assumed(asked: Asked) -> list[str]:
+    """Options that were not given and that no measurement stands behind."""
+    found = [f"--step {STEP:g}s"] if asked.step is None else []
+    found += [f"--replace {REPLACE}"] if asked.replace is None else []
+    if asked.recovery in ("restart", "both") and asked.checkpoint_stall is None:
+        found.append("--checkpoint-stall 5 of restart")
+    return found
 
 
 def question_of_run(
@@ -137,7 +158,7 @@ def _job(path: str | None) -> Job | None:
 
 def _filled(asked: Asked, known: Asked) -> Asked:
     """``asked`` with what ``known`` says where nothing was given."""
-    names = ("nodes", "gpus_per_node", "days", "spares", "unit_nodes")
+    names = [each.name for each in fields(Asked) if getattr(known, each.name) != getattr(Asked(), each.name)]
     given = {name: getattr(asked, name) for name in names}
     fill = {name: getattr(known, name) for name, value in given.items() if value is None}
     return replace(asked, **fill)
@@ -147,7 +168,9 @@ def _failures(asked: Asked) -> Failures:
     try:
         if Path(asked.failures).suffix in (".jsonl", ".json", ".txt") or Path(asked.failures).is_file():
             check_beside_trace(asked)
-            return Failures(trace=traced(read_trace(Path(asked.failures), asked.seed, asked.notice)))
+            faults = read_trace(Path(asked.failures), asked.seed, asked.notice)
+            places = placed(faults, asked.nodes or 1, asked.spares or 0, asked.seed)
+            return Failures(trace=traced(faults, places, asked.seed))
         shape: Distribution = distribution(asked.failures)
         return Failures(
             mtbf=LLAMA3_MTBF * 8 / (asked.gpus_per_node or 8) if asked.mtbf_hours is None else 3600 * asked.mtbf_hours,
@@ -176,7 +199,8 @@ def _scenarios(asked: Asked, job: Job | None, failures: Failures, duration: floa
 def _scenario(name: str, asked: Asked, job: Job | None, failures: Failures, duration: float) -> Scenario:
     assert asked.nodes is not None and asked.gpus_per_node is not None and asked.spares is not None
     nodes, each, restart = asked.nodes, asked.gpus_per_node, name == "restart"
-    costs = restarts() if restart else elastic(job.failure if job else None)
+    storage = storage_of(asked, job)
+    costs = restarts() if restart else elastic(job.failure if job else None, storage.load_seconds)
     if asked.pause is not None:
         pauses = {kind: pause.scaled(asked.pause) for kind, pause in costs.pauses.items()}
         costs = replace(costs, pauses=pauses, growth=costs.growth.scaled(asked.pause), per_host=0.0, load=0.0)
@@ -189,11 +213,11 @@ def _scenario(name: str, asked: Asked, job: Job | None, failures: Failures, dura
         failures=failures,
         duration=duration,
         costs=costs,
-        saves=_saves(asked, job, restart=restart),
+        saves=saves_of(asked, job, storage, name),
         tiers=Tiers(memory=not restart, partners=partners),
-        pace=Pace(asked.step),
+        pace=Pace(asked.step or STEP),
         growth=Growth(job.hosts.growth_horizon_seconds, job.hosts.growth_margin) if job else Growth(),
-        replace=asked.replace,
+        repair=repair_of(asked),
     )
 
 
@@ -211,20 +235,6 @@ def _throughput(asked: Asked, job: Job | None, *, restart: bool) -> Throughput:
         except NoLayout as error:
             raise UserError(f"{asked.job}: {error}") from None
     return proportional(full, (asked.min_nodes or 1) * each, (asked.unit_nodes or 1) * each)
-
-
-def _saves(asked: Asked, job: Job | None, *, restart: bool) -> Saves:
-    every, takes = asked.checkpoint_every, asked.checkpoint_takes or CHECKPOINT_TAKES
-    if every is None and job is not None:
-        every = job.checkpoint.every_steps * asked.step
-        if asked.checkpoint_takes and takes > every:
-            raise UserError(f"--checkpoint-takes={takes:g}s: {asked.job} saves every {every:g}s; give at most that")
-    elif every is None:
-        every = max(300.0 if restart else 600.0, takes)
-    stall = asked.checkpoint_stall
-    if stall is None:
-        stall = 5.0 if restart else 0.0
-    return Saves(every, min(stall, takes), min(takes, every))
 
 
 def _case(name: str, scenario: Scenario, seed: int, count: int) -> Case:

@@ -144,7 +144,9 @@ def cause_columns(question: Question, answers: Sequence[Answer]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """``1,234`` or ``99.41``"""
+    """``1,234``, ``99.41``, or ``<0.01`` where nobody needs to know how much less."""
+    if 0 < abs(value) < 0.01:
+        return "<0.01"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -168,8 +170,10 @@ def _print(question: Question, answers: Sequence[Answer], search: Search | None)
     typer.echo(f"+-: 95 % confidence of the mean; p5, p95: of single runs; {events:,.0f} events per run")
 
 
-def draw(question: Question, answers: Sequence[Answer], search: Search | None, out: Path) -> Path:
-    """The picture."""
+def draw(
+    question: Question, answers: Sequence[Answer], search: Search | None, out: Path, title: str | None = None
+) -> Path:
+    """The picture; ``title``: in place of the question."""
     panels = [
         Panel(
             answer.name,
@@ -183,7 +187,10 @@ def draw(question: Question, answers: Sequence[Answer], search: Search | None, o
         for answer in answers
     ]
     return plot_simulation(
-        panels, out, title=question.title, curve=search.curve() if search and search.best.candidates else None
+        panels,
+        out,
+        title=question.title if title is None else title,
+        curve=search.curve() if search and search.best.candidates else None,
     )
 
 

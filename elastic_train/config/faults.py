@@ -30,6 +30,7 @@ NODE_KINDS = (Kind.KILL_NODE, Kind.PARTITION, Kind.DRAIN)
 """Those that strike a whole node."""
 
 
+_FIELDS = {"at", "kind", "pick", "seconds", "node", "away"}
 _LATEST = 1e9
 """seconds, 31 years"""
 
@@ -42,13 +43,18 @@ class TraceError(ValueError):
 class Fault:
     """Something to break ``at`` seconds after the start; ``pick`` in [0, 1) chooses the victim among those there are.
 
-    ``seconds``: how long a partition or an outage lasts, or the notice of a drain.
+    Attributes:
+        seconds: how long a partition or an outage lasts, or the notice of a drain.
+        node: the name of the node that it strikes, of a trace of a real cluster; others have ``pick`` alone.
+        away: seconds until the struck node is there again, of such a trace.
     """
 
     at: float
     kind: Kind
     pick: float
     seconds: float
+    node: str | None = None
+    away: float | None = None
 
 
 def every(kind: Kind, period: float, duration: float, seed: int, seconds: float) -> list[Fault]:
@@ -111,7 +117,8 @@ def llama3(duration: float, speed: float, seed: int, seconds: float) -> list[Fau
 
 
 def read_trace(path: Path, seed: int, seconds: float) -> list[Fault]:
-    """Faults of a file of JSON lines: ``{"at": 11.1, "kind": "kill-trainer"}``, optionally with ``pick``, ``seconds``.
+    """Faults of a file of JSON lines: ``{"at": 11.1, "kind": "kill-trainer"}``, optionally with ``pick``, ``seconds``,
+    ``node`` and ``away``.
 
     Raises TraceError.
     """
@@ -135,11 +142,14 @@ def _parse(where: str, line: str, pick: float, seconds: float) -> Fault:
         entry = json.loads(line)
     except ValueError:
         raise TraceError(f"{where} is not JSON: {line[:80]!r}") from None
-    if not isinstance(entry, dict) or not {"at", "kind"} <= set(entry) <= {"at", "kind", "pick", "seconds"}:
-        raise TraceError(f"{where}: an object with at, kind and optionally pick, seconds is expected: {line[:80]!r}")
+    if not isinstance(entry, dict) or not {"at", "kind"} <= set(entry) <= _FIELDS:
+        raise TraceError(
+            f"{where}: an object with at, kind and optionally pick, seconds, node, away is expected: {line[:80]!r}"
+        )
     if entry["kind"] not in list(Kind):
         raise TraceError(f"{where}: kind={entry['kind']!r} is none of {', '.join(Kind)}")
     numbers = {"at": entry["at"], "pick": entry.get("pick", pick), "seconds": entry.get("seconds", seconds)}
+    numbers |= {"away": entry["away"]} if "away" in entry else {}
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise TraceError(f"{where}: {name}={value!r} must be a number of at least 0")
@@ -147,4 +157,10 @@ def _parse(where: str, line: str, pick: float, seconds: float) -> Fault:
             raise TraceError(f"{where}: {name}={value!r} must be at most {_LATEST:g} seconds, 31 years")
     if numbers["pick"] >= 1:
         raise TraceError(f"{where}: pick={numbers['pick']!r} must be below 1")
-    return Fault(float(numbers["at"]), Kind(entry["kind"]), float(numbers["pick"]), float(numbers["seconds"]))
+    node = entry.get("node")
+    if node is not None and not (isinstance(node, str) and node):
+        raise TraceError(f"{where}: node={node!r} must be the name of a node")
+    away = float(numbers["away"]) if "away" in numbers else None
+    return Fault(
+        float(numbers["at"]), Kind(entry["kind"]), float(numbers["pick"]), float(numbers["seconds"]), node, away
+    )

@@ -35,12 +35,14 @@ def test_durations(text: str, seconds: float) -> None:
         (["explode", "job"], "No such command 'explode'"),
         (["replay", "job"], "Missing option '--trace'"),
         (["replay", "job", "--trace", "none.jsonl"], "none.jsonl cannot be read"),
+        (["replay", "job", "--trace", "named.jsonl"], "named.jsonl: node and away are of a real cluster, for simulate"),
         (["replay", "job", "--trace", "bad.jsonl"], "bad.jsonl, line 2: kind='explode' is none of kill-trainer, "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistake_is_a_sentence_and_breaks_nothing(tmp_path: Path, arguments: list[str], sentence: str) -> None:
     (tmp_path / "bad.jsonl").write_text('{"at": 1, "kind": "hang"}\n{"at": 2, "kind": "explode"}\n')
+    (tmp_path / "named.jsonl").write_text('{"at": 1, "kind": "hang", "node": "gpu-17"}\n')
     done = elastic_train("chaos", *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert sentence in " ".join(done.stderr.replace("│", " ").split())

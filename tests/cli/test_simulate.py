@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -58,12 +59,27 @@ TRACE = '{"at": 100, "kind": "kill-node"}\n{"at": 900, "kind": "hang"}\n'
         (["--nodes", "4", "--rack-nodes", "2"], "--rack-nodes and --rack-mtbf-hours belong together"),
         (
             ["--nodes", "4", "--checkpoint-every", "5s"],
-            "--checkpoint-every=5s: must be at least --checkpoint-takes=60s",
+            "--checkpoint-every=5s: must be at least the 60.98 s that a save takes",
         ),
         (
-            ["--nodes", "4", "--checkpoint-stall", "61"],
+            ["--nodes", "4", "--checkpoint-every", "5s", "--checkpoint-takes", "8s"],
+            "--checkpoint-every=5s: must be at least --checkpoint-takes=8s",
+        ),
+        (
+            ["--nodes", "4", "--checkpoint-stall", "61", "--checkpoint-takes", "1m"],
             "--checkpoint-stall=61s: must be at most --checkpoint-takes=60s",
         ),
+        (["--nodes", "4", "--checkpoint-size", "10"], "--checkpoint-size=10: must be a size above 0 such as 840GB"),
+        (["--nodes", "4", "--checkpoint-size", "0GB"], "--checkpoint-size=0GB: must be a size above 0 such as 840GB"),
+        (["--nodes", "4", "--storage-write", "2TB"], "--storage-write=2TB: must be a rate above 0 such as 2TB/s"),
+        (["--nodes", "4", "--storage-read", "fast"], "--storage-read=fast: must be a rate above 0 such as 2TB/s"),
+        (["--nodes", "4", "--replace", "never"], "--replace=never: must be a duration as 1h, exponential:MEAN or"),
+        (["--nodes", "4", "--replace", "gauss:1h"], "--replace=gauss:1h: must be a duration as 1h"),
+        (["--nodes", "4", "--replace", "exponential:1h:2"], "--replace=exponential:1h:2: must be a duration"),
+        (["--nodes", "4", "--replace", "lognormal:2h"], "--replace=lognormal:2h: must be a duration"),
+        (["--nodes", "4", "--replace", "lognormal:2h:0"], "--replace=lognormal:2h:0: must be a duration"),
+        (["--nodes", "4", "--replace", "lognormal:2h:nan"], "--replace=lognormal:2h:nan: must be a duration"),
+        (["--nodes", "1", "--failures", "named.jsonl"], "--nodes=1: the trace names 2 nodes, so give at least 2"),
         (["--nodes", "4", "--recovery", "magic"], "--recovery=magic: must be one of elastic, restart, both"),
         (["--nodes", "4", "--best", "price"], "--best=price: must be one of interval, spares"),
         (["--nodes", "4", "--step", "0s"], "'0s' is no duration"),
@@ -87,6 +103,7 @@ def test_a_mistake_is_a_sentence(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text('{"at": 1, "kind": "hang"}\n{"at": 2, "kind": "explode"}\n')
     (tmp_path / "trace.jsonl").write_text(TRACE)
+    (tmp_path / "named.jsonl").write_text("".join(f'{{"at": 1, "kind": "hang", "node": "{name}"}}\n' for name in "ab"))
     (tmp_path / "late.jsonl").write_text('{"at": 1e308, "kind": "hang"}\n')
     (tmp_path / "lone").mkdir()
     ledger = (RUN / "ledger.jsonl").read_text().splitlines(keepends=True)
@@ -114,8 +131,11 @@ def test_an_answer_as_json_as_a_table_and_as_a_page(tmp_path: Path) -> None:
     page = (tmp_path / "out" / "page.html").read_text()
     assert "data:image/png;base64,iVBOR" in page and "restored from storage" in page
     assert "http" not in page  # nothing is fetched
-    (note,) = json.loads(done.stdout)["notes"]
-    assert "measured with a small model" in note and "restart&#39;s are assumed" in page
+    assert '<meta name="viewport"' in page and page.count('<div class="wide">') == 3  # also on a narrow screen
+    assert "e-0" not in page.split("base64,")[1].split('"', 1)[1]  # <0.01, and no 1.601e-05
+    notes = " ".join(json.loads(done.stdout)["notes"])
+    assert "measured with a small model" in notes and "restart&#39;s are assumed" in page
+    assert "assumed: --step 10s, --replace 1h" in notes and "--replace 1h" in page
     table = elastic_train(*question, cwd=tmp_path)
     assert f"goodput %\t{figures['goodput %']['mean']}" in table.stdout
 
@@ -129,9 +149,25 @@ def test_a_trace_a_job_file_and_the_best_interval(tmp_path: Path) -> None:
     answer = json.loads(done.stdout)
     assert answer["question"].startswith("4 nodes x 2 GPUs, 0 spare, 22.5 minutes; 2 failures of trace.jsonl; 1 run")
     assert answer["answers"]["elastic"]["figures"]["restored from storage"]["mean"] == 1
-    assert len(answer["notes"]) == 1  # the cluster is just what the job asks for
+    assert "asks for up to" not in " ".join(answer["notes"])  # the cluster is just what the job asks for
     assert answer["best"]["what"] == "interval"
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def test_a_real_trace_and_drawn_repairs(tmp_path: Path) -> None:
+    """The second fault of a node that is away strikes nobody: it is told as a failure and interrupts nothing."""
+    lines = [
+        {"at": 3600, "kind": "kill-trainer", "node": "gpu-07", "away": 7200},
+        {"at": 5000, "kind": "kill-node", "node": "gpu-07"},
+        {"at": 90000, "kind": "kill-node", "node": "gpu-11"},
+    ]
+    (tmp_path / "faults.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    question = ["simulate", "--nodes", "8", "--failures", "faults.jsonl", "--days", "2"]
+    done = elastic_train(*question, "--replace", "lognormal:2h:1.0", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["answers"]["elastic"]["figures"]
+    assert (figures["failures"]["mean"], figures["interruptions"]["mean"]) == (3, 2)
+    assert figures["host-hours"]["mean"] < 64 * 48 - 8 * 2  # two hours of the first, some of the second
 
 
 def test_a_run_again(tmp_path: Path) -> None:
@@ -143,3 +179,10 @@ def test_a_run_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "goodput measured 32.4 %, simulated" in done.stdout
     assert "host time\tsimulated %\tmeasured %" in done.stdout
+
+
+def test_the_documentation_has_every_option() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text()
+    options = re.findall(r"^│ (--[a-z-]+)", CliRunner().invoke(app, ["simulate", "--help"]).stdout, re.MULTILINE)
+    assert len(options) > 30
+    assert [option for option in options if option not in text and option != "--help"] == []

@@ -53,6 +53,9 @@ def test_a_trace_is_read_in_the_order_of_time(tmp_path: Path) -> None:
         ('{"at": true, "kind": "hang"}', "at=True must be a number"),
         ('{"at": NaN, "kind": "hang"}', "at=nan must be a number"),
         ('{"at": 1, "kind": "hang", "pick": 1}', "pick=1 must be below 1"),
+        ('{"at": 1, "kind": "hang", "node": 7}', "node=7 must be the name of a node"),
+        ('{"at": 1, "kind": "hang", "node": ""}', "node='' must be the name of a node"),
+        ('{"at": 1, "kind": "hang", "away": "1h"}', "away='1h' must be a number of at least 0"),
         ('{"at": 1, "kind": "drain", "seconds": "3"}', "seconds='3' must be a number"),
     ],
 )
@@ -63,6 +66,13 @@ def test_a_trace_that_cannot_be_read_is_a_sentence(tmp_path: Path, text: str, se
         read_trace(trace, seed=1, seconds=9.0)
     assert str(trace) in str(error.value)
     assert sentence in str(error.value)
+
+
+def test_a_trace_of_a_real_cluster_names_nodes(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"at": 1, "kind": "kill-node", "node": "gpu-17", "away": 7200}\n{"at": 2, "kind": "hang"}\n')
+    first, second = read_trace(trace, seed=1, seconds=9.0)
+    assert (first.node, first.away, second.node, second.away) == ("gpu-17", 7200.0, None, None)
 
 
 def test_a_missing_trace_is_a_sentence(tmp_path: Path) -> None:

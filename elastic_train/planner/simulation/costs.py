@@ -83,11 +83,8 @@ class Costs:
         return replace(pause, restore=pause.restore + self.per_host * hosts + (self.load if from_storage else 0.0))
 
 
-def elastic(failure: FailureConfig | None = None, load: float = 30.0) -> Costs:
-    """This engine's costs; ``failure``: of a job file, default: what that has by default.
-
-    ``load`` is assumed: the time from storage depends on the bucket and the model.
-    """
+def elastic(failure: FailureConfig | None = None, load: float = 0.0) -> Costs:
+    """This engine's costs; ``failure``: of a job file, default: what that has by default. ``load``: as of ``Costs``."""
     failure = failure or FailureConfig()
     waits = {Kind.HANG: failure.hang_seconds, Kind.PARTITION: failure.lease_seconds}
     pauses = {

@@ -218,7 +218,8 @@ class _Run:
             at_once = failure.kind in NODE_KINDS and not in_order
             cluster.lose_node(place, memory=at_once)
             whole = failure.kind == Kind.PARTITION and not failure.repair
-            away = failure.seconds if whole else max(failure.seconds, scenario.replace)
+            repair = scenario.repair.seconds(failure.part) if failure.away is None else failure.away
+            away = failure.seconds if whole else max(failure.seconds, repair)
             self._come_later(place, scenario.hosts_per_node, away)
         elif failure.kind == Kind.KILL_HOST:
             cluster.lose_host(place)
@@ -269,10 +270,10 @@ class _Run:
         """Take in those that came, if that is worth a pause."""
         scenario = self._scenario
         share = scenario.throughput(self._cluster.sizes)
-        if share is None or share.speed <= self._share.speed * (1 + 1e-9) or not scenario.costs.pauses_to_grow:
+        if share is None or share.estimate <= self._share.estimate * (1 + 1e-9) or not scenario.costs.pauses_to_grow:
             return
         pause = scenario.costs.of(None, share.hosts, from_storage=False)
-        gain = scenario.growth.horizon * (1 - self._share.speed / share.speed)
+        gain = scenario.growth.horizon * (1 - self._share.estimate / share.estimate)
         if gain > scenario.growth.margin * pause.total:
             self._interrupt(keep_step=True)
             self._form(None)

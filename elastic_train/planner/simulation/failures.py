@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic_train.config.faults import LLAMA3_FAILURES, Fault, Interruption, Kind
@@ -24,8 +24,12 @@ class UnknownFailures(ValueError):
 class Failure:
     """``node``: the number of its place, or None when ``pick`` in [0, 1) chooses among those that there are.
 
-    ``seconds``: of a partition, or the notice of a drain. ``repair``: the node goes away until it is repaired.
-    ``beside``: places that are lost at the same moment.
+    Attributes:
+        seconds: of a partition, or the notice of a drain.
+        repair: the node goes away until it is repaired.
+        beside: places that are lost at the same moment.
+        part: in [0, 1): how long the repair takes among others (``Repair.seconds``).
+        away: seconds that it takes, where a trace says so.
     """
 
     at: float
@@ -35,6 +39,8 @@ class Failure:
     seconds: float = 0.0
     repair: bool = False
     beside: tuple[int, ...] = ()
+    part: float = 0.5
+    away: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,40 +126,79 @@ class Failures:
             return [failure for failure in self.trace if failure.at < duration]
         drawn: list[Failure] = []
         for node in range(nodes):
-            chance = random.Random(f"{seed}/{node}/own")
             if self.mtbf < math.inf:
-                drawn += self._own(node, duration, chance)
+                drawn += self._own(node, duration, f"{seed}/{node}/own")
             if self.spot > 0:
-                chance = random.Random(f"{seed}/{node}/spot")
-                drawn += self._reclaims(node, duration, chance)
+                drawn += self._reclaims(node, duration, f"{seed}/{node}/spot")
         if self.rack_nodes and self.rack_mtbf < math.inf:
             for first in range(0, nodes, self.rack_nodes):
-                chance = random.Random(f"{seed}/{first}/rack")
-                drawn += self._rack(range(first, min(first + self.rack_nodes, nodes)), duration, chance)
+                members = range(first, min(first + self.rack_nodes, nodes))
+                drawn += self._rack(members, duration, f"{seed}/{first}/rack")
         return sorted(drawn, key=lambda failure: failure.at)
 
-    def _own(self, node: int, duration: float, chance: random.Random) -> Iterator[Failure]:
+    def _own(self, node: int, duration: float, stream: str) -> Iterator[Failure]:
         weights = list(itertools.accumulate(each.count for each in self.mix))
+        chance, parts = random.Random(stream), _parts(stream)
         at = self.distribution.first(self.mtbf, chance)
         while at < duration:
             (cause,) = chance.choices(self.mix, cum_weights=weights)
             seconds = self.notice if cause.kind == Kind.DRAIN else 0.0
-            yield Failure(at, cause.kind, chance.random(), node, seconds, repair=cause.repair)
+            yield Failure(at, cause.kind, chance.random(), node, seconds, repair=cause.repair, part=next(parts))
             at += self.distribution.gap(self.mtbf, chance)
 
-    def _reclaims(self, node: int, duration: float, chance: random.Random) -> Iterator[Failure]:
+    def _reclaims(self, node: int, duration: float, stream: str) -> Iterator[Failure]:
+        chance, parts = random.Random(stream), _parts(stream)
         at = chance.expovariate(self.spot)
         while at < duration:
-            yield Failure(at, Kind.DRAIN, chance.random(), node, seconds=self.notice)
+            yield Failure(at, Kind.DRAIN, chance.random(), node, seconds=self.notice, part=next(parts))
             at += chance.expovariate(self.spot)
 
-    def _rack(self, members: Sequence[int], duration: float, chance: random.Random) -> Iterator[Failure]:
+    def _rack(self, members: Sequence[int], duration: float, stream: str) -> Iterator[Failure]:
+        chance, parts = random.Random(stream), _parts(stream)
         at = chance.expovariate(1 / self.rack_mtbf)
         while at < duration:
-            yield Failure(at, Kind.KILL_NODE, 0.0, members[0], beside=tuple(members[1:]))
+            yield Failure(at, Kind.KILL_NODE, 0.0, members[0], beside=tuple(members[1:]), part=next(parts))
             at += chance.expovariate(1 / self.rack_mtbf)
 
 
-def traced(faults: Sequence[Fault]) -> tuple[Failure, ...]:
-    """A trace as chaos takes it. What chaos breaks is whole again."""
-    return tuple(Failure(fault.at, fault.kind, fault.pick, seconds=fault.seconds) for fault in faults)
+def _parts(stream: str) -> Iterator[float]:
+    """From a stream of their own, so that failures are the same whether their repairs are drawn or not."""
+    chance = random.Random(f"{stream}/repair")
+    while True:
+        yield chance.random()
+
+
+def traced(faults: Sequence[Fault], places: Mapping[str, int] | None = None, seed: int = 1) -> tuple[Failure, ...]:
+    """The faults of a trace. What has no ``away`` is as chaos breaks it, whole again.
+
+    Args:
+        places: of the nodes that the trace names.
+    """
+    parts, places = _parts(f"{seed}/trace"), places or {}
+    return tuple(
+        Failure(
+            fault.at,
+            fault.kind,
+            fault.pick,
+            None if fault.node is None else places[fault.node],
+            fault.seconds,
+            repair=fault.away is not None,
+            part=next(parts),
+            away=fault.away,
+        )
+        for fault in faults
+    )
+
+
+def placed(faults: Sequence[Fault], nodes: int, spares: int, seed: int) -> dict[str, int]:
+    """A place for each node that the faults name, by chance: among those of the job, of too many also of the spares.
+
+    Raises UnknownFailures when there are more names than places.
+    """
+    names = sorted({fault.node for fault in faults if fault.node is not None})
+    if len(names) > nodes + spares:
+        raise UnknownFailures(
+            f"nodes={nodes}: the trace names {len(names)} nodes, so give at least {len(names)}, spares included"
+        )
+    among = nodes if len(names) <= nodes else nodes + spares
+    return dict(zip(names, random.Random(f"{seed}/places").sample(range(among), len(names)), strict=True))

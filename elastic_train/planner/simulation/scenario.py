@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.costs import Costs, Pace, Saves, Tiers, elastic
 from elastic_train.planner.simulation.failures import Failures
+from elastic_train.planner.simulation.repair import Repair
 from elastic_train.planner.simulation.throughput import Throughput
 
 
@@ -25,7 +26,7 @@ class Scenario:
 
     Attributes:
         nodes: of the full job; ``spares`` more are there and stand by.
-        replace: until a lost node is replaced, from its failure or notice on; not before the notice of a drain ends.
+        repair: until a lost node is replaced, from its failure or notice on; not before the notice of a drain ends.
         host_return: until a killed host is there again.
         newcomer: from a host's arrival until it can compute.
         start: of the run, in which all hosts start; ``finish``: from the last step to the end, beyond ``duration``.
@@ -42,7 +43,7 @@ class Scenario:
     tiers: Tiers = field(default_factory=Tiers)
     pace: Pace = field(default_factory=Pace)
     growth: Growth = field(default_factory=Growth)
-    replace: float = 3600.0
+    repair: Repair = field(default_factory=lambda: Repair(3600.0))
     host_return: float = 10.0
     newcomer: float = 60.0
     start: float = 0.0

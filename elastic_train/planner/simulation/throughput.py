@@ -10,11 +10,17 @@ from elastic_train.planner.layouts import NoLayout, choose_layout
 
 
 class Share(NamedTuple):
-    """Of the hosts that are there."""
+    """Of the hosts that are there, relative to the full job: how fast it is, and how fast the planner takes it for."""
 
     hosts: int
     speed: float
-    """relative to the full job"""
+    planned: float | None = None
+    """None: as fast as it is"""
+
+    @property
+    def estimate(self) -> float:
+        """By which it is decided whether hosts that come are taken in."""
+        return self.speed if self.planned is None else self.planned
 
 
 Hosts = Mapping[int, int]

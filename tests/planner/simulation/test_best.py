@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,38 +10,12 @@ from elastic_train.checkpoint.interval import daly, young
 from elastic_train.config.faults import LLAMA3_FAILURES, Interruption, Kind
 from elastic_train.planner.simulation.best import Best, best_interval, best_spares, lowest, time_between_falls
 from elastic_train.planner.simulation.confidence import Runs
-from elastic_train.planner.simulation.costs import Costs, Pace, Pause, Saves, Tiers
-from elastic_train.planner.simulation.failures import Failure, Failures
+from elastic_train.planner.simulation.costs import Costs, Pace, Pause, Tiers
+from elastic_train.planner.simulation.failures import Failures
+from elastic_train.planner.simulation.repair import Repair
 from elastic_train.planner.simulation.scenario import Scenario
 from elastic_train.planner.simulation.throughput import proportional
-
-MTBF = 10_000.0
-
-
-def classic(stall: float, failures: int = 3000) -> Scenario:
-    """Young's and Daly's setting: a machine that fails as a whole, saves that stop it, a restart without delay.
-
-    The gaps between failures are exponential, one from each equal part of the distribution, in random order: their
-    mean is exact, and what is left of chance is the phase in which a failure meets the interval.
-    """
-    gaps = [-MTBF * math.log((number + 0.5) / failures) for number in range(failures)]
-    random.Random(1).shuffle(gaps)
-    times, at = [], 0.0
-    for gap in gaps:
-        at += gap
-        times.append(at)
-    trace = tuple(Failure(at, Kind.KILL_TRAINER, 0.0, 0) for at in times)
-    return Scenario(
-        nodes=1,
-        hosts_per_node=1,
-        throughput=proportional(1),
-        failures=Failures(trace=trace),
-        duration=at,
-        costs=Costs({Kind.KILL_TRAINER: Pause()}, per_host=0.0),
-        saves=Saves(stall=stall, seconds=stall),
-        tiers=Tiers(memory=False),
-        pace=Pace(0.05),
-    )
+from tests.planner.simulation.scenarios import MTBF, classic
 
 
 @pytest.mark.parametrize(
@@ -128,7 +101,7 @@ def test_the_range_of_spares_grows_until_more_are_worse() -> None:
         nodes=16,
         throughput=proportional(128, 128),
         failures=Failures(mtbf=10 * 86400.0, mix=(Interruption(1, Kind.KILL_NODE),)),
-        replace=10 * 86400.0,
+        repair=Repair(10 * 86400.0),
         duration=100 * 86400.0,
     )
     found = best_spares(rigid, 1, 2, 8)
@@ -145,7 +118,7 @@ def spares_scenario(unit: int) -> Scenario:
         throughput=proportional(512, 64, unit * 8),
         failures=Failures(mtbf=500 * 3600.0, mix=tuple(LLAMA3_FAILURES.values())),
         duration=20 * 86400.0,
-        replace=4 * 3600.0,
+        repair=Repair(4 * 3600.0),
     )
 
 

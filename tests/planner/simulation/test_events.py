@@ -11,6 +11,7 @@ from elastic_train.config.time_causes import Cause
 from elastic_train.planner.simulation.costs import Costs, Pace, Pause, Saves, Tiers
 from elastic_train.planner.simulation.events import replay, simulate
 from elastic_train.planner.simulation.failures import Distribution, Failure, Failures
+from elastic_train.planner.simulation.repair import Repair
 from elastic_train.planner.simulation.scenario import Growth, Outcome
 from elastic_train.planner.simulation.throughput import proportional
 from tests.planner.simulation.scenarios import PAUSE, failure, scenario
@@ -253,7 +254,7 @@ def _chaos(chance: random.Random) -> list[Failure]:
 def test_every_second_of_every_host_has_a_cause(seed: int) -> None:
     """Whatever happens, the account is that of the hosts that were there, and history ends where it ends."""
     chance = random.Random(seed)
-    stormy = scenario(spares=1, growth=Growth(margin=chance.choice([0.0, 1.0])), replace=chance.uniform(0, 200))
+    stormy = scenario(spares=1, growth=Growth(margin=chance.choice([0.0, 1.0])), repair=Repair(chance.uniform(0, 200)))
     outcome = replay(stormy, _chaos(chance), history=True)
     assert all(seconds >= 0 for seconds in outcome.seconds.values())
     assert outcome.host_seconds <= 10 * 1000 * (1 + 1e-9)
@@ -261,7 +262,7 @@ def test_every_second_of_every_host_has_a_cause(seed: int) -> None:
     assert outcome.moments[-1] == (1000.0, outcome.seconds)
     times = [at for at, _ in outcome.moments]
     assert times == sorted(times)
-    without = scenario(spares=1, replace=0.0, host_return=0.0, newcomer=0.0)
+    without = scenario(spares=1, repair=Repair(0.0), host_return=0.0, newcomer=0.0)
     calm = replay(without, [each for each in _chaos(chance) if each.kind in (Kind.KILL_TRAINER, Kind.HANG)])
     assert calm.host_seconds == pytest.approx(10 * 1000)
 
