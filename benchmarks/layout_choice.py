@@ -32,9 +32,9 @@ from elastic_train.planner.calibration import FEWEST, WARM_UP, calibrate
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.hardware_table import accelerator
+from elastic_train.planner.held import Held
 from elastic_train.planner.memory import fullest_rank
 from elastic_train.planner.search import rank_layouts
-from elastic_train.planner.search_memory import Held
 from elastic_train.planner.search_options import SCHEDULES, Mesh, Schedule
 from elastic_train.planner.search_space import space_of
 from elastic_train.planner.step_time import step_time
