@@ -172,7 +172,7 @@ def traced(faults: Sequence[Fault], places: Mapping[str, int] | None = None, see
     """The faults of a trace. What has no ``away`` is as chaos breaks it, whole again.
 
     Args:
-        places: of the nodes that the trace names.
+        places: of the nodes that the trace names; of others ``pick`` chooses.
     """
     parts, places = _parts(f"{seed}/trace"), places or {}
     return tuple(
@@ -180,7 +180,7 @@ def traced(faults: Sequence[Fault], places: Mapping[str, int] | None = None, see
             fault.at,
             fault.kind,
             fault.pick,
-            None if fault.node is None else places[fault.node],
+            None if fault.node is None else places.get(fault.node),
             fault.seconds,
             repair=fault.away is not None,
             part=next(parts),

@@ -287,9 +287,7 @@ class _Run:
         places = {node: place for place, node in enumerate(dict.fromkeys(line["node"] for line in self._joined))}
         for lost, node, _ in replacements:
             places[node] = places[lost]
-        named = {node[:_NAME]: place for node, place in places.items()}
-        rest = {fault.node for fault in self._faults(0) if fault.node is not None} - set(named)
-        return named | dict.fromkeys(rest, 0)
+        return {node[:_NAME]: place for node, place in places.items()}
 
 
 def _node(chaos: Line) -> str | None:
