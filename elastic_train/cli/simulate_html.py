@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from elastic_train.cli.simulate_best import Search
+from elastic_train.cli.simulate_figures import cause_columns, cause_rows, draw, figure_rows, number
 from elastic_train.cli.simulate_question import Question
-from elastic_train.cli.simulate_report import Search, cause_columns, cause_rows, draw, figure_rows, number
 from elastic_train.planner.simulation.answer import Answer
 
 _PAGE = """<!doctype html>
