@@ -31,6 +31,9 @@ Gpu = Annotated[
 GpuMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Of one, with its unit: 80GB, 80GiB, 81559MiB (default: the kind's).")
 ]
+HostMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="CPU memory of a node, for parallel.offload (default: the kind's).")
+]
 Seq = Annotated[int | None, typer.Option(help="Tokens per sequence.")]
 GlobalBatch = Annotated[int | None, typer.Option(help="Sequences per step.")]
 Tokens = Annotated[str | None, typer.Option(metavar="N", help="Of the whole training, e.g. 15T: for days and cost.")]
@@ -66,6 +69,7 @@ def plan(
     gpus: Gpus = None,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
+    host_memory: HostMemory = None,
     seq: Seq = None,
     global_batch: GlobalBatch = None,
     tokens: Tokens = None,
@@ -94,7 +98,8 @@ def plan(
             raise UserError("--params asks without a model: leave out the job file, --model and --gpus")
         _only_with_a_model(
             {
-                "--gpu": gpu, "--gpu-memory": gpu_memory, "--seq": seq, "--global-batch": global_batch,
+                "--gpu": gpu, "--gpu-memory": gpu_memory, "--host-memory": host_memory,
+                "--seq": seq, "--global-batch": global_batch,
                 "--price": price, "--calibrate": calibrate, "--top": top, "--show": show, "--html": html,
                 "--per-stage": per_stage or None, "--traffic": traffic or None,
                 "--pipeline-picture": pipeline_picture, "--write-job": write_job,
@@ -111,7 +116,7 @@ def plan(
     files = Files(pipeline_picture, html, write_job)
     files.check()
     top, show = 8 if top is None else top, 1 if show is None else show
-    question = question_of(Asked(words or (), model, gpus, gpu, gpu_memory, seq, global_batch, count))
+    question = question_of(Asked(words or (), model, gpus, gpu, gpu_memory, host_memory, seq, global_batch, count))
     answer = _answer(question, top, price, calibrate, (storage, endpoint_url, region))
     if show > len(answer.priced):
         there = len(answer.priced)

@@ -32,6 +32,8 @@ class Priced:
     memory: tuple[RankMemory, ...]
     """one per pipeline rank"""
     memory_limit: int
+    host_bytes: int
+    """of CPU memory on a node, for offloaded state; 0 without"""
     days: float
     cost: float | None
     currency: str
@@ -87,8 +89,9 @@ def answer_of(question: Question, top: int, price: Price | None, calibration: li
 
 def _as_is(question: Question, ranking: Ranking) -> str:
     """The layout that ``train`` would choose for the file, with the file's own options and defaults."""
-    from elastic_train.planner.held import gib
+    from elastic_train.config.sizes import gib
     from elastic_train.planner.layouts import NoLayout, choose_layout
+    from elastic_train.planner.machines import Machine
     from elastic_train.planner.memory import fullest_rank
     from elastic_train.planner.search import Candidate
     from elastic_train.planner.step_time import step_time
@@ -96,7 +99,8 @@ def _as_is(question: Question, ranking: Ranking) -> str:
     job, each = question.job, question.accelerator.per_node
     nodes = [each] * (question.gpus // each) + ([question.gpus % each] if question.gpus % each else [])
     try:
-        layout = choose_layout(job, nodes, most=job.hosts.max).layout
+        machine = Machine(question.accelerator, question.memory_limit) if job.hosts.device == "cuda" else None
+        layout = choose_layout(job, nodes, most=job.hosts.max, machine=machine).layout
     except NoLayout as error:
         return f"as the file is: {error}"
     plan = Candidate(job, layout, fullest_rank(job, layout), step_time(job, layout, question.accelerator))
@@ -111,6 +115,7 @@ def _as_is(question: Question, ranking: Ranking) -> str:
 
 
 def _priced(question: Question, ranking: Ranking, plan: Candidate, price: Price | None) -> Priced:
+    from elastic_train.planner.host_memory import node_bytes
     from elastic_train.planner.memory import memory_of
     from elastic_train.planner.reasons import reasons
 
@@ -119,6 +124,7 @@ def _priced(question: Question, ranking: Ranking, plan: Candidate, price: Price 
         plan,
         memory,
         question.memory_limit,
+        node_bytes(plan.job, plan.layout, question.accelerator.per_node),
         plan.time.days(question.tokens),
         None if price is None else plan.time.cost(question.tokens, price.per_hour, question.gpus),
         "" if price is None else price.currency,

@@ -60,7 +60,7 @@ class Files:
         if self.job is not None:
             from elastic_train.cli.plan_job import job_text
 
-            yield "--write-job", job_text(row.candidate, question.gpus, question.memory_limit).encode()
+            yield "--write-job", job_text(row.candidate, question).encode()
         if self.html is not None:
             from elastic_train.cli.plan_html import page
 

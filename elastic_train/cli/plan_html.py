@@ -38,7 +38,7 @@ def page(answer: Answer, shown: int) -> str:
 
 def _sections(answer: Answer, row: Priced, shown: int) -> Iterator[str]:
     from elastic_train.cli.plan_pictures import memory_figure, pipeline_figure, time_figure
-    from elastic_train.cli.plan_tables import question_lines, rejected_lines, state_lines, why_lines
+    from elastic_train.cli.plan_tables import host_lines, question_lines, rejected_lines, state_lines, why_lines
 
     yield _paragraphs(question_lines(answer))
     yield "<h2>Layouts, fastest first</h2>"
@@ -50,7 +50,7 @@ def _sections(answer: Answer, row: Priced, shown: int) -> Iterator[str]:
     yield f"<h2>Memory of #{shown}, {escape(str(row.candidate.layout))}</h2>"
     yield _picture(memory_figure(row))
     yield _memory(row)
-    yield _list(state_lines(row))
+    yield _list(line for lines in (state_lines(row), host_lines(row)) for line in lines)
     if row.candidate.layout.pp > 1:
         yield f"<h2>Pipeline of #{shown}</h2>"
         yield _picture(pipeline_figure(row))

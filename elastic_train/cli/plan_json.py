@@ -18,6 +18,7 @@ def document(answer: Answer) -> dict[str, Any]:
         "gpus": question.gpus,
         "accelerator": dataclasses.asdict(question.accelerator),
         "memory_limit_bytes": question.memory_limit,
+        "host_memory_limit_bytes": question.accelerator.host_memory_bytes,
         "tokens": question.tokens,
         "tokens_per_step": question.tokens_per_step,
         "flops_per_token": answer.work,
@@ -47,9 +48,12 @@ def _layout(number: int, row: Priced) -> dict[str, Any]:
                 "total_bytes": rank.total,
                 "moment": rank.moment,
                 "state_bytes": rank.state,
+                "host_terms_bytes": rank.host,
+                "host_total_bytes": sum(rank.host.values()),
             }
             for index, rank in enumerate(row.memory)
         ],
+        "host_bytes_per_node": row.host_bytes,
         "model_state_bytes": row.state,
         "model_state_formula": row.state_formula,
         "traffic": [_sent(each) for each in row.traffic],

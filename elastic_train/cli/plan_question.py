@@ -32,6 +32,7 @@ class Asked:
     gpus: int | None
     gpu: str | None
     gpu_memory: str | None
+    host_memory: str | None
     seq: int | None
     global_batch: int | None
     tokens: float | None
@@ -56,11 +57,13 @@ class Question:
 
 def question_of(asked: Asked) -> Question:
     """Raises UserError and ConfigError with what is wrong and what would do."""
+    from elastic_train.config.sizes import gib
     from elastic_train.planner.hardware_table import accelerator
     from elastic_train.planner.search_fit import MOST_GPUS
 
     path, overrides = _split(asked)
-    _check_size(asked.gpu_memory)
+    _check_size("--gpu-memory", asked.gpu_memory)
+    _check_size("--host-memory", asked.host_memory)
     assumed: list[str] = []
     if path is None:
         job = _from_model(asked, overrides, assumed)
@@ -74,7 +77,9 @@ def question_of(asked: Asked) -> Question:
     if kind is None:
         kind = "cpu" if path is not None and job.hosts.device == "cpu" else DEFAULT_GPU
         assumed.append(f"--gpu {kind}" + (" (hosts.device=cpu)" if kind == "cpu" else ""))
-    chosen = accelerator(kind)
+    chosen = _with_host_memory(accelerator(kind), asked.host_memory)
+    if job.parallel.offload and (chosen.sources or {}).get("host_memory_bytes", "").startswith("assumed"):
+        assumed.append(f"--host-memory {gib(chosen.host_memory_bytes)} of CPU memory on a node of {chosen.name}")
     steps = DEFAULT_STEPS if path is None and asked.tokens is None else job.training.steps
     tokens, limit = asked.tokens, job.hosts.memory_bytes
     if tokens is None:
@@ -114,14 +119,26 @@ def _split(asked: Asked) -> tuple[str | None, list[str]]:
     return path, words
 
 
-def _check_size(text: str | None) -> None:
+def _with_host_memory(chosen: Accelerator, text: str | None) -> Accelerator:
+    """``text``: of a node, in place of what is known."""
+    from dataclasses import replace
+
+    from elastic_train.config.sizes import parse_size
+
+    if text is None:
+        return chosen
+    sources = (chosen.sources or {}) | {"host_memory_bytes": "--host-memory"}
+    return replace(chosen, host_memory_bytes=parse_size(text), sources=sources)
+
+
+def _check_size(option: str, text: str | None) -> None:
     from elastic_train.config.sizes import parse_size
 
     try:
         if text is not None and parse_size(text) == 0:
             raise ValueError("must be more than 0")
     except ValueError as error:
-        raise UserError(f"--gpu-memory {text}: {error}") from None
+        raise UserError(f"{option} {text}: {error}") from None
 
 
 def _least(asked: Asked, path: str | None, overrides: list[str]) -> str:
@@ -133,7 +150,7 @@ def _least(asked: Asked, path: str | None, overrides: list[str]) -> str:
 
     question = question_of(replace(asked, gpus=1))
     space = space_of(question.job, question.accelerator.per_node)
-    return f"; {smallest_that_fits(space, question.memory_limit)}"
+    return f"; {smallest_that_fits(space, question.accelerator, question.memory_limit)}"
 
 
 def _from_file(path: str, asked: Asked, overrides: list[str]) -> Job:

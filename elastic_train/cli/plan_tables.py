@@ -63,6 +63,8 @@ def question_lines(answer: Answer) -> Iterator[str]:
         f"days and cost: {question.tokens:,.0f} tokens = {question.tokens / question.tokens_per_step:,.0f} steps, "
         f"on {question.gpus:,} accelerators that are paid for, idle or not{band}"
     )
+    if job.parallel.offload:
+        yield f"offloaded state: {chip.host_memory_bytes / 2**30:,.0f} GiB of CPU memory on a node are its limit"
     if question.assumed:
         yield f"assumed: {'; '.join(question.assumed)}"
     yield from answer.calibration
@@ -172,7 +174,7 @@ def _print_memory(row: Priced) -> None:
         [Column("GiB", left=True), *(Column(head, _gib) for head in heads)],
         table,
     )
-    for line in state_lines(row):
+    for line in (*state_lines(row), *host_lines(row)):
         typer.echo(line)
 
 
@@ -186,6 +188,14 @@ def state_lines(row: Priced) -> Iterator[str]:
     unit, name = (2**30, "GiB") if row.state["engine"] >= 2**30 else (2**20, "MiB")
     yield f"model state, textbook ({row.state_formula}): {row.state['textbook'] / unit:,.2f} {name}"
     yield f"model state, this engine, fullest rank: {row.state['engine'] / unit:,.2f} {name}"
+
+
+def host_lines(row: Priced) -> Iterator[str]:
+    """What is in CPU memory; nothing without ``parallel.offload``."""
+    fullest = max((rank.host for rank in row.memory), key=lambda terms: sum(terms.values()))
+    if fullest:
+        terms = ", ".join(f"{term} {nbytes / 2**30:,.2f} GiB" for term, nbytes in fullest.items())
+        yield f"CPU memory of a node: {row.host_bytes / 2**30:,.2f} GiB; of the fullest rank {terms}"
 
 
 def _print_traffic(row: Priced) -> None:

@@ -12,6 +12,7 @@ import yaml
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import micro_batches_per_rank
+from elastic_train.planner.hardware_table import host_of
 from elastic_train.planner.layouts import choose_layout
 
 
@@ -29,6 +30,9 @@ def summary(job: Job) -> Iterator[str]:
         f"tokens per step: global_batch {job.training.global_batch} x sequence_length {job.data.sequence_length} "
         f"= {tokens:,}; {job.training.steps:,} steps = {tokens * job.training.steps:,} tokens"
     )
+    if job.hosts.device == "cuda":
+        limit = "with no limit of memory" if job.hosts.memory is None else f"with hosts.memory={job.hosts.memory}"
+        yield f"assumed until hosts join and tell what they are: {host_of('cuda').name}, {limit}"
     for hosts in dict.fromkeys((job.hosts.max, job.hosts.min)):
         choice = choose_layout(job, hosts)
         yield f"on {hosts} host{'' if hosts == 1 else 's'}: layout {choice.layout} ({'; '.join(choice.reasons)})"

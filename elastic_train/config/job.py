@@ -127,9 +127,14 @@ class Job(Section):
         return problems
 
     def _device_problems(self) -> list[str]:
-        if self.hosts.device == "cuda":
-            return []
         problems = []
+        if self.parallel.offload and self.training.determinism == "exact":
+            problems.append(
+                "parallel.offload=true is not available with training.determinism=exact, whose sums of gradients are "
+                "on the device; use determinism=default"
+            )
+        if self.hosts.device == "cuda":
+            return problems
         if self.training.precision == "fp8":
             problems.append("training.precision=fp8: needs hosts.device=cuda with fp8 units; use bf16 or fp32 on cpu")
         if self.parallel.offload:

@@ -36,7 +36,8 @@ class HostsConfig(Section):
     )
     memory: str | None = Field(
         default=None,
-        description="of a host's device, e.g. 80GiB: no layout that is estimated to need more is taken; null: no limit",
+        description="of a host's device, e.g. 80GiB: no layout that is estimated to need more is taken; null: what the "
+        "hosts say they have",
     )
 
     spot_notice: str = Field(

@@ -14,3 +14,8 @@ def parse_size(text: str) -> int:
     if size is None:
         raise ValueError(f"must be a size such as 80GiB or 512MB (units: {', '.join(_UNITS)})")
     return int(float(size[1]) * _UNITS[size[2]])
+
+
+def gib(size: float) -> str:
+    """``74.51 GiB``"""
+    return f"{size / 2**30:,.2f} GiB"

@@ -161,7 +161,7 @@ class ComingBack:
         assert generation is not None and stories.decision is not None
         run.generation = generation
         generation.partners = self._copies.choose(generation.members)
-        self._growth.formed(stories.decision.choice(run.job))
+        self._growth.formed(stories.decision.choice)
         lines = self._catch_up(stories, generation)
         self._copies.tell(generation, range(len(generation.members)))
         run.members.tell(run.progress("adopted", generation.number))

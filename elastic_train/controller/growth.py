@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_train.config.job import Job
-from elastic_train.planner.layouts import LayoutChoice
+from elastic_train.planner.layouts import LayoutChoice, step_seconds
 
 _DEFAULT_PAUSE_SECONDS = 5.0
 """Assumed until this run has seen a re-forming."""
@@ -77,7 +77,7 @@ class Growth:
     """
 
     def __init__(self, job: Job, record: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._hosts, self._all_steps = job.hosts, job.training.steps
+        self._job, self._hosts, self._all_steps = job, job.hosts, job.training.steps
         self._record, self._clock = record, clock
         self._present: LayoutChoice | None = None
         self._seconds: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -112,11 +112,15 @@ class Growth:
 
     def _decide(self, candidate: LayoutChoice | None, finished_step: int) -> str | None:
         present = self._present
-        if candidate is None or present is None or not self._seconds or candidate.cost >= present.cost:
+        if candidate is None or present is None or not self._seconds:
+            return None
+        # Both for the same machines: what the hosts are, and how many share a node, may have changed since.
+        cost = step_seconds(self._job, present.layout, candidate.accelerator)
+        if candidate.cost >= cost:
             return None
         decision = decide_growth(
             step_seconds=statistics.median(self._seconds),
-            cost_ratio=candidate.cost / present.cost,
+            cost_ratio=candidate.cost / cost,
             steps_left=self._all_steps - finished_step,
             pause=statistics.median(self._pauses) if self._pauses else _DEFAULT_PAUSE_SECONDS,
             stable=self._clock() - self._last_loss,

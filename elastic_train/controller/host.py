@@ -23,6 +23,7 @@ from elastic_train.controller.coordinator_link import Address, CoordinatorLink
 from elastic_train.controller.forkserver_client import BeginForkServer, ForkServerClient, TrainerProcess, begin_python
 from elastic_train.controller.host_uploads import Uploads
 from elastic_train.controller.lease import Lease
+from elastic_train.controller.machine_facts import machine_facts
 from elastic_train.controller.memory_limit import MemoryCgroup, MemoryWatch
 from elastic_train.controller.network_interface import interface_of
 from elastic_train.controller.partners import PartnerCopies
@@ -97,6 +98,7 @@ class Host:
         self._job_folder = ""
 
     async def run(self) -> str:
+        self._machine = await asyncio.to_thread(machine_facts, self._job.hosts.device)
         self._coordinator = await self._link.connect()  # without a job nothing is left in memory, not even when killed
         self._pool.enter()
         server = self._byte_server = ByteServer(self._settings.node_address, 0, self._settings.token, self._pool.path)
@@ -197,6 +199,7 @@ class Host:
                 "bytes": list(self._byte_server.address),
                 "pool": str(self._pool.path),
                 "host": self._number,
+                "machine": self._machine,
                 "images": [_told(image) for image in adoptable(self._pool.path)],
             }
         )

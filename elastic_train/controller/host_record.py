@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from elastic_train.controller.wire import Connection, Message
+from elastic_train.planner.machines import Told
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,8 @@ class HostRecord:
     byte_address: tuple[str, int]
     pool: str
     joined: float
+    told: Told = Told()
+    """what its machine is"""
     ready_since: float | None = None
     trainer_pid: int | None = None
     beats: int = 0

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from elastic_train.controller.host_record import HostRecord
+from elastic_train.controller.machine_facts import told
 from elastic_train.controller.wire import Connection, Message
 
 _STOOD_STILL_SECONDS = 1.0
@@ -48,6 +49,7 @@ class Membership:
             byte_address=(message["bytes"][0], message["bytes"][1]),
             pool=message["pool"],
             joined=time.time(),
+            told=told(message.get("machine")),
         )
         self.hosts[host.number] = host
         self.by_node.setdefault(host.node, []).append(host)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.controller.generation import Generation
 from elastic_train.controller.host_record import HostRecord
@@ -22,7 +21,7 @@ from elastic_train.controller.setbacks import how_it_ended, what_it_said
 from elastic_train.controller.story import LAST_WORDS
 from elastic_train.controller.trouble import Trouble
 from elastic_train.controller.wire import Message
-from elastic_train.planner.layouts import LayoutChoice, step_seconds
+from elastic_train.planner.layouts import LayoutChoice
 
 BROKEN_SECONDS = 2.0
 """A generation that cannot go on is not waited for longer than this, as long as nothing in memory is missing."""
@@ -45,10 +44,10 @@ class Decision:
         told = {"generation": self.generation, "layout": self.layout.as_dict(), "step": self.step}
         return told | {"cause": self.cause, "reason": self.reason, "cost": self.cost}
 
-    def choice(self, job: Job) -> LayoutChoice:
+    @property
+    def choice(self) -> LayoutChoice:
         """As the planner had made it; only hosts may know of the decision, and these know nothing of its cost."""
-        cost = self.cost or step_seconds(job, self.layout)
-        return LayoutChoice(self.layout, self.layout.world_size, 0, [self.reason], cost)
+        return LayoutChoice(self.layout, self.layout.world_size, 0, [self.reason], self.cost)
 
 
 @dataclass(slots=True)

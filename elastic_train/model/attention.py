@@ -12,6 +12,11 @@ from torch.nn import functional as F
 from elastic_train.config.model import ModelConfig
 from elastic_train.model.rotary import Rotary, rotate
 
+_GROUPS_UNDER_MASKS = ("cpu",)
+"""Devices of which torch has a kernel that takes both a mask and grouped heads. On cuda its flash kernel takes no mask,
+and its memory-efficient one no groups (``sdp_utils.cpp`` of torch 2.13): the rest falls to ``math``, which keeps the
+probabilities, [B, H, T, S] in float32."""
+
 
 class Context:
     """Places and documents of the tokens of one micro-batch: made once, used by every block.
@@ -82,9 +87,13 @@ def attend(q_BHTE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, context: Context, *, 
     end = start + q_BHTE.shape[2]
     causal = start == 0 and context.documents_BS is None
     mask = None if causal else context.mask(start, end, q_BHTE.dtype)
-    grouped = q_BHTE.shape[1] != k_BHSE.shape[1]
+    k_BHSE, v_BHSE = k_BHSE[:, :, :end], v_BHSE[:, :, :end]
+    group = q_BHTE.shape[1] // k_BHSE.shape[1]
+    if group > 1 and mask is not None and q_BHTE.device.type not in _GROUPS_UNDER_MASKS:
+        k_BHSE, v_BHSE = (x_BHSE.repeat_interleave(group, dim=1) for x_BHSE in (k_BHSE, v_BHSE))
+        group = 1
     return F.scaled_dot_product_attention(
-        q_BHTE, k_BHSE[:, :, :end], v_BHSE[:, :, :end], attn_mask=mask, is_causal=causal, enable_gqa=grouped
+        q_BHTE, k_BHSE, v_BHSE, attn_mask=mask, is_causal=causal, enable_gqa=group > 1
     )
 
 

@@ -10,10 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.model import ModelConfig
 
 Recompute = Literal["none", "selective", "full"]
+Kernel = Literal["flash", "repeated", "math"]
+"""Of attention: ``flash`` keeps a statistic per query and head, ``math`` float32 probabilities and copies of queries,
+keys and values (repeated where heads are grouped), ``repeated`` what flash keeps, but keys and values as they are
+repeated before it for a kernel that takes a mask and no grouped heads (``model.attention``)."""
 FLOAT32 = 4
 """Bytes of a statistic: norms and softmax keep theirs in float32."""
 
@@ -39,15 +44,16 @@ def block_bytes(
     number_bytes: int,
     recompute: Recompute = "none",
     context: Literal["gather", "ulysses"] = "gather",
-    kernel: Literal["flash", "math"] = "flash",
+    kernel: Kernel = "flash",
     fused_norm: bool = False,
+    documents: bool = False,
 ) -> dict[str, int]:
     """What -> bytes, for the block of ``model.transformer``; the sum is what one block of a rank keeps.
 
-    ``number_bytes``: of an activation in the precision of compute. ``kernel``: ``flash`` keeps a statistic per query
-    and head, ``math`` float32 probabilities and copies of queries, keys and values (repeated where heads are grouped).
-    ``fused_norm``: true on cuda; on cpu RMSNorm keeps its input and its quotient in float32. Exact for sizes that the
-    layout divides.
+    ``number_bytes``: of an activation in the precision of compute. ``fused_norm``: true on cuda; on cpu RMSNorm keeps
+    its input and its quotient in float32. ``documents``: whether all attention is masked, and not only that of queries
+    from the middle of a sequence. Exact for sizes that the layout divides, but for ``repeated`` with ``gather`` and
+    without documents: there of the rank that keeps most.
     """
     tokens = batch * sequence // layout.cp
     held = tokens // layout.tp
@@ -59,7 +65,7 @@ def block_bytes(
     attention = (
         _core_input_bytes(model, layout, tokens, number_bytes)
         if recompute == "selective"
-        else _core_bytes(model, layout, sequence, batch, number_bytes, context, kernel)
+        else _core_bytes(model, layout, sequence, batch, number_bytes, context, kernel, documents)
     )
     return {
         "attention norm": norm,
@@ -149,16 +155,17 @@ def _core_bytes(
     batch: int,
     number_bytes: int,
     context: Literal["gather", "ulysses"],
-    kernel: Literal["flash", "math"],
+    kernel: Kernel,
+    documents: bool,
 ) -> dict[str, int]:
     """Between the projections of attention. ``gather`` keeps keys and values of the whole sequence."""
     gathered = layout.cp > 1 and context == "gather"
     tokens = batch * sequence // layout.cp
     queries, keys = model.num_attention_heads // layout.tp, model.num_key_value_heads // layout.tp
+    # Two chunks of c queries see (r + 1) c and (2 cp - r) c keys: (2 cp + 1) c together, whatever the rank r.
+    chunk = sequence // (2 * layout.cp)
+    seen = (2 * layout.cp + 1) * chunk if gathered else sequence // layout.cp
     if kernel == "math":
-        # Two chunks of c queries see (r + 1) c and (2 cp - r) c keys: (2 cp + 1) c together, whatever the rank r.
-        chunk = sequence // (2 * layout.cp)
-        seen = (2 * layout.cp + 1) * chunk if gathered else sequence // layout.cp
         pairs = (2 * layout.cp + 1) * chunk**2 if gathered else sequence**2 // layout.cp
         numbers = batch * queries * model.head_size
         return {
@@ -167,13 +174,35 @@ def _core_bytes(
             "probabilities": batch * queries * pairs * FLOAT32,
         }
     width = model.head_size * number_bytes
+    held = keys * (batch * sequence if gathered else tokens)
+    if kernel == "repeated":
+        held = _repeated(queries * batch * sequence, held, layout.cp, gathered, documents)
     terms = {
         "q": tokens * queries * width,
-        "k and v": 2 * keys * width * (batch * sequence if gathered else tokens),
+        "k and v": 2 * width * held,
         "softmax statistics": tokens * queries * FLOAT32,
     }
     # Without cp the output as the kernel keeps it is the input of the next projection.
     return terms | ({"output of the kernel": tokens * queries * width} if layout.cp > 1 else {})
+
+
+def _repeated(repeated: int, held: int, cp: int, gathered: bool, documents: bool) -> int:
+    """Numbers of keys (as many of values) that a rank keeps of ``repeated`` ones of the sequence, and ``held`` others.
+
+    With ``ulysses`` those from before lie in one buffer with the queries. With ``gather`` rank 0 needs no mask for its
+    first chunk where there are no documents, and keeps those that are gathered for it.
+    """
+    if not gathered:
+        return repeated // cp + (held if cp > 1 else 0)
+    masked = repeated * (2 * cp + 1) // (2 * cp)
+    return masked if documents else max(masked, repeated + held)
+
+
+def kernel_of(job: Job, cp: int, context: str) -> Kernel:
+    """That of attention in this engine, with ``cp`` context ranks."""
+    masked = job.data.separates_documents or (cp > 1 and context == "gather")
+    grouped = job.model.num_attention_heads != job.model.num_key_value_heads
+    return "repeated" if masked and grouped and job.hosts.device == "cuda" else "flash"
 
 
 def mask_bytes(

@@ -5,7 +5,10 @@ Peaks are dense (without structured sparsity), bandwidths in one direction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
+
+from elastic_train.config.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Accelerator:
     """accelerators of one node"""
     efficiency: float
     """share of the peak that the operations of a training step reach while nothing waits: calibration replaces it"""
+    host_memory_bytes: int = 2**40
+    """of a node: that of its CPUs, for offloaded state"""
     fp8_share: float = 0.7
     """share of ``efficiency`` that products in fp8 reach: inputs are scaled and cast around them"""
     transfer_efficiency: float = 0.8
@@ -63,6 +68,26 @@ class Accelerator:
             have = ", ".join(self.peak_flops)
             raise ValueError(f"{self.name} has no {precision} units; it computes in {have}")
         return self.peak_flops[precision]
+
+    def with_threads(self, threads: int, ranks: int) -> Accelerator:
+        """A CPU, whose numbers are of one thread, as each of ``ranks`` has it with ``threads``.
+
+        Assumed: so many threads compute, and read memory, so many times as fast, as long as there are cores for them.
+        What is done by Python, and exchanges, take as long.
+        """
+        cores = math.inf if self.computing_at_once is None else self.computing_at_once / min(ranks, self.per_node)
+        factor = max(1.0, min(threads, cores))
+        if factor == 1.0:
+            return self
+        return replace(
+            self,
+            peak_flops={precision: peak * factor for precision, peak in self.peak_flops.items()},
+            memory_bytes_per_second=self.memory_bytes_per_second * factor,
+        )
+
+    def for_job(self, job: Job, ranks: int) -> Accelerator:
+        """As the trainers of ``job`` use it, ``ranks`` of them: ``hosts.threads`` matter on CPUs."""
+        return self.with_threads(job.hosts.threads, ranks) if job.hosts.device == "cpu" else self
 
     def link_between(self, ranks: int) -> float:
         """Bytes per second that one of ``ranks`` of a node sends to the others."""

@@ -13,6 +13,7 @@ from elastic_train.config.yaml_text import YamlError, parse_yaml
 from elastic_train.planner.exchange import Collective
 from elastic_train.planner.hardware import Accelerator
 
+HOST_MEMORY = "assumed: 1 TiB a node"
 Precision = Literal["fp32", "bf16", "fp8"]
 
 
@@ -29,6 +30,7 @@ class _File(BaseModel):
     network_bytes_per_second: Annotated[float, Field(gt=0)]
     host_link_bytes_per_second: Annotated[float, Field(gt=0)] = 32e9
     host_memory_bytes_per_second: Annotated[float, Field(gt=0)] = 50e9
+    host_memory_bytes: Annotated[int, Field(gt=0)] = 2**40
     link_latency_seconds: Annotated[float, Field(ge=0)] = 2e-6
     network_latency_seconds: Annotated[float, Field(ge=0)] = 5e-6
     per_node: Annotated[int, Field(ge=1)]
@@ -72,4 +74,5 @@ def load_accelerator(path: str | Path) -> Accelerator:
             for each in error.errors()
         ]
         raise ConfigError(problems) from error
-    return Accelerator(**dict(loaded))
+    assumed = {} if "host_memory_bytes" in loaded.model_fields_set else {"host_memory_bytes": HOST_MEMORY}
+    return Accelerator(**{**dict(loaded), "sources": (loaded.sources or {}) | assumed})

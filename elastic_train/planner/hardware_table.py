@@ -36,7 +36,9 @@ _TITAN = "set by torchtitan's published tokens/s, "
 """``benchmarks/llama3_h100_202412_torchtitan.md`` and others: PyTorch FSDP2 as here; see test_published_runs.py"""
 
 
-def _sources(data_sheet: str, memory: str, network: str, cpus: str, efficiency: str = "") -> dict[str, str]:
+def _sources(
+    data_sheet: str, memory: str, network: str, cpus: str, efficiency: str = "", *, host_memory: str = ""
+) -> dict[str, str]:
     return {
         "peak_flops": data_sheet,
         "memory_bytes": memory,
@@ -44,6 +46,7 @@ def _sources(data_sheet: str, memory: str, network: str, cpus: str, efficiency: 
         "link_bytes_per_second": data_sheet,
         "network_bytes_per_second": network,
         "host_link_bytes_per_second": data_sheet,
+        "host_memory_bytes": host_memory,
         "host_memory_bytes_per_second": f"{cpus}, an eighth of it; that the update reaches it is assumed",
         "link_latency_seconds": _HOPS,
         "network_latency_seconds": _HOPS,
@@ -67,11 +70,12 @@ def _gpu(
     network: float,
     host_link: float,
     host_memory: float,
+    host_tebibytes: int,
     efficiency: float,
     sources: dict[str, str],
     mesh: bool = False,
 ) -> Accelerator:
-    """``memory``, ``link``, ``network`` and ``host_`` in bytes per second; eight of them in a node."""
+    """``memory``, ``link``, ``network`` and ``host_memory`` in bytes per second; eight of them in a node."""
     return Accelerator(
         name=name,
         memory_bytes=int(gibibytes * 2**30),
@@ -81,6 +85,7 @@ def _gpu(
         network_bytes_per_second=network,
         host_link_bytes_per_second=host_link,
         host_memory_bytes_per_second=host_memory,
+        host_memory_bytes=host_tebibytes * 2**40,
         link_latency_seconds=2e-6,
         network_latency_seconds=5e-6,
         per_node=8,
@@ -101,6 +106,7 @@ _A100_NODE = _sources(
     "DGX A100: eight 200 Gb/s cards for compute",
     "DGX A100: two EPYC 7742 with 8 channels of DDR4-3200",
     "8B and 70B on 64 A100",
+    host_memory="DGX A100: 1 TB with A100 of 40 GB, 2 TB with those of 80 GB",
 )
 _H100_NODE = _sources(
     _H100,
@@ -108,6 +114,7 @@ _H100_NODE = _sources(
     "DGX H100: eight 400 Gb/s cards for compute; arXiv:2407.21783 sec. 3.3.1 has as many",
     "DGX H100: two Xeon 8480C with 8 channels of DDR5-4800",
     "8B to 405B, compiled, on H100 of 500 W: at 700 W expect more",
+    host_memory="DGX H100: 2 TB",
 )
 _H200_NODE = _sources(
     _H200,
@@ -115,18 +122,21 @@ _H200_NODE = _sources(
     "DGX H200: eight 400 Gb/s cards for compute",
     "DGX H200: two Xeon 8480C with 8 channels of DDR5-4800",
     "8B in fp8 on 32 and 64 H200",
+    host_memory="DGX H200: 2 TB",
 )
 _B200_NODE = _sources(
     _B200,
     _TORCH,
     "DGX B200 user guide: eight 400 Gb/s ConnectX-7 cards for compute",
     "DGX B200: two Xeon 8570 with 8 channels of DDR5-5600",
+    host_memory="DGX B200: 2 TB, up to 4",
 ) | {"efficiency": "assumed, that of h100-80gb; no published run was compared"}
 _MI300X_NODE = _sources(
     _MI300X,
     "vram total of amd-smi",
     "usual servers have eight 400 Gb/s cards",
     "usual servers have two EPYC 9004 with 12 channels of DDR5-4800",
+    host_memory="assumed: 2 TiB a node",
 ) | {
     "link_bytes_per_second": "seven Infinity Fabric links of 64 GB/s each way, one to each of the others",
     "efficiency": "assumed; no published run was compared",
@@ -140,6 +150,7 @@ _CPU = Accelerator(
     network_bytes_per_second=1.2e9,
     host_link_bytes_per_second=16e9,
     host_memory_bytes_per_second=16e9,
+    host_memory_bytes=24 * 2**30,
     link_latency_seconds=6.5e-5,
     network_latency_seconds=6.5e-5,
     per_node=64,
@@ -153,7 +164,7 @@ _CPU = Accelerator(
     overlaps=False,
     sources=_sources(_THIS_CPU, _THIS_CPU, _THIS_CPU, _THIS_CPU)
     | dict.fromkeys(_HOP_FIELDS, _THIS_CPU)
-    | {"memory_bytes": "MemTotal of that machine, rounded; its ranks share it"}
+    | dict.fromkeys(("memory_bytes", "host_memory_bytes"), "MemTotal of that machine, rounded; its ranks share it")
     | {"efficiency": _THIS_CPU, "fp8_share": "no fp8 units", "transfer_efficiency": _THIS_CPU}
     | {"exchange_seconds": _THIS_CPU}
     | {"collective_shares": "benchmarks/collectives.py, 5 and 20 MB on 2 to 8 ranks: of what gloo's all-reduce reaches"}
@@ -169,6 +180,7 @@ _TABLE = (
         network=25e9,
         host_link=32e9,
         host_memory=51.2e9,
+        host_tebibytes=1,
         efficiency=0.59,
         sources=_A100_NODE,
     ),
@@ -181,6 +193,7 @@ _TABLE = (
         network=25e9,
         host_link=32e9,
         host_memory=51.2e9,
+        host_tebibytes=2,
         efficiency=0.59,
         sources=_A100_NODE,
     ),
@@ -193,6 +206,7 @@ _TABLE = (
         network=50e9,
         host_link=64e9,
         host_memory=76.8e9,
+        host_tebibytes=2,
         efficiency=0.41,
         sources=_H100_NODE,
     ),
@@ -205,6 +219,7 @@ _TABLE = (
         network=50e9,
         host_link=64e9,
         host_memory=76.8e9,
+        host_tebibytes=2,
         efficiency=0.51,
         sources=_H200_NODE,
     ),
@@ -217,6 +232,7 @@ _TABLE = (
         network=50e9,
         host_link=64e9,
         host_memory=89.6e9,
+        host_tebibytes=2,
         efficiency=0.41,
         sources=_B200_NODE,
     ),
@@ -229,6 +245,7 @@ _TABLE = (
         network=50e9,
         host_link=64e9,
         host_memory=115.2e9,
+        host_tebibytes=2,
         efficiency=0.3,
         mesh=True,
         sources=_MI300X_NODE,

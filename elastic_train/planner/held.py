@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.sizes import gib
 from elastic_train.planner.memory import RankMemory
 
 
@@ -41,11 +42,6 @@ class Held:
             f"{self.layout} ({chosen}) needs {gib(self.fullest.total)} of {gib(limit)}; its biggest term is {term} "
             f"with {gib(size)}"
         )
-
-
-def gib(size: float) -> str:
-    """``74.51 GiB``"""
-    return f"{size / 2**30:,.2f} GiB"
 
 
 def _yaml(value: str | int | bool) -> str:

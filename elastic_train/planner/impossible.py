@@ -9,7 +9,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.search import MEMORY, Ranking
+from elastic_train.planner.search import HOST_MEMORY, MEMORY, Ranking
 from elastic_train.planner.search_fit import MOST_GPUS, Fit
 from elastic_train.planner.search_options import Mesh
 from elastic_train.planner.search_space import Space, space_of
@@ -32,32 +32,37 @@ def why_impossible(job: Job, gpus: int, accelerator: Accelerator, memory_limit: 
             f"which tensor ranks stay; nearest: parallel.tp={_largest_tensor_size(space)}"
         )
     given = " x ".join(f"{axis}={size}" for axis, size in sizes.items())
-    smallest = smallest_that_fits(space, memory_limit)
+    smallest = smallest_that_fits(space, accelerator, memory_limit)
     if (needed := math.prod(sizes.values())) > gpus:
         return f"parallel: {given} needs {needed} GPUs, and there are {gpus}; {smallest}"
-    if (memory := ranking.rejected.get(MEMORY)) is not None:
-        changes = _listed(f"; on {_gpus(gpus)} it fits with ", _changes(space, gpus, memory_limit))
+    if (memory := ranking.rejected.get(HOST_MEMORY) or ranking.rejected.get(MEMORY)) is not None:
+        changes = _listed(f"; on {_gpus(gpus)} it fits with ", _changes(space, gpus, accelerator, memory_limit))
         return f"{_gpus(gpus)} cannot hold it: {memory.example}{changes}; {smallest}"
     examples = [entry.example for entry in ranking.rejected.values()]
     return f"{examples[0] if examples else f'no layout with {given} uses {_gpus(gpus)}'}; {smallest}"
 
 
-def smallest_that_fits(space: Space, memory_limit: int) -> str:
+def smallest_that_fits(space: Space, accelerator: Accelerator, memory_limit: int) -> str:
     """A clause that says how few accelerators would do."""
-    fewest = Fit(space, memory_limit).fewest()
+    fewest = Fit(space, accelerator, memory_limit).fewest()
     if fewest.count is None:
         return f"no number up to {MOST_GPUS:,} would do" if fewest.certain else "no number was found that would do"
     which = "the smallest" if fewest.certain else "one"
     return f"{which} number that would do is {fewest.count}"
 
 
-def _changes(space: Space, gpus: int, memory_limit: int) -> Iterator[str]:
+def _changes(space: Space, gpus: int, accelerator: Accelerator, memory_limit: int) -> Iterator[str]:
     """Single changes of the job file with which the same number of accelerators would do."""
+    if space.job.parallel.offload:
+        parallel = space.job.parallel.model_copy(update={"offload": False})
+        kept = Space(space.job.model_copy(update={"parallel": parallel}), space.free, space.per_node)
+        if Fit(kept, accelerator, memory_limit).first(gpus) is not None:
+            yield "parallel.offload=false"
     for name in _CHANGES:
         if name in space.free:
             continue
         freer = Space(space.job, space.free | {name}, space.per_node)
-        if (held := Fit(freer, memory_limit).first(gpus)) is not None:
+        if (held := Fit(freer, accelerator, memory_limit).first(gpus)) is not None:
             section = "training" if name in ("micro_batch", "recompute") else "parallel"
             value = getattr(getattr(held.job, section), name)
             yield f"{section}.{name}={str(value).lower()}"

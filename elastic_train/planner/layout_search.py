@@ -14,6 +14,8 @@ from elastic_train.planner.axis_sizes import divisors, factorizations, smallest_
 from elastic_train.planner.constraints import check_layout
 from elastic_train.planner.data_ranks import equal_spans
 from elastic_train.planner.hardware_table import host_of
+from elastic_train.planner.host_memory import host_problem
+from elastic_train.planner.machines import Machine
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_options import Mesh
@@ -27,9 +29,13 @@ _DIGITS = 9
 class LayoutSearch:
     """All layouts of one job, the fastest first. ``largest_node``: hosts on the fullest of the nodes."""
 
-    def __init__(self, job: Job, largest_node: int) -> None:
-        self._job, self._host = job, host_of(job.hosts.device, largest_node)
-        self._floor = Floor(Space(job, frozenset(), self._host.per_node), self._host)
+    def __init__(self, job: Job, largest_node: int, machine: Machine | None = None) -> None:
+        """``machine``: what the hosts are; None: not known, then only ``hosts.memory`` limits what they hold."""
+        self._job, self._machine = job, machine
+        self.accelerator = host_of(job.hosts.device, largest_node) if machine is None else machine.accelerator
+        own = None if machine is None else machine.memory_bytes
+        self._limit = own if job.hosts.memory is None else job.hosts.memory_bytes
+        self._floor = Floor(Space(job, frozenset(), self.accelerator.per_node), self.accelerator)
         self._times: dict[Layout, StepTime] = {}
         self.looked_at = 0
         """valid layouts that could have been chosen"""
@@ -37,7 +43,7 @@ class LayoutSearch:
     def time(self, layout: Layout) -> StepTime:
         """Of a step in ``layout``, which may violate constraints as long as there is a layer for every stage."""
         if layout not in self._times:
-            self._times[layout] = step_time(self._job, layout, self._host)
+            self._times[layout] = step_time(self._job, layout, self.accelerator)
         return self._times[layout]
 
     def best(self, nodes: Sequence[int], most: int) -> list[Layout]:
@@ -93,7 +99,7 @@ class LayoutSearch:
 
     def _with_data_ranks(self, base: Layout, copies: int) -> Iterator[Layout]:
         """Valid layouts, each with the fewest data ranks for its number of micro-batches, the most first."""
-        slots, ranks, limit = self._job.training.slots, base.data_ranks, self._job.hosts.memory_bytes
+        slots, ranks, limit = self._job.training.slots, base.data_ranks, self._limit
         widest = self._widest(base, copies)
         # Fewer data ranks need no less, but for one alone: it gathers nothing.
         if limit is not None and min(memory_bytes(self._job, layout) for layout in (widest, base)) > limit:
@@ -121,7 +127,7 @@ class LayoutSearch:
         layouts = [layout for layout in layouts if not check_layout(self._job, layout)]
         self.looked_at += len(layouts)
         layouts.sort(key=self._split_preference)
-        return next((layout for layout in layouts if not too_large(self._job, layout)), None)
+        return next((layout for layout in layouts if self.too_large(layout) is None), None)
 
     def _split_preference(self, layout: Layout) -> tuple[float, ...]:
         if self._job.parallel.data != "hsdp" or _one_sided(layout):
@@ -140,6 +146,14 @@ class LayoutSearch:
             return [1]  # another size would give other bits
         whole = model.num_key_value_heads if axis == "tp" else self._job.data.sequence_length
         return [divisor for divisor in divisors(whole) if divisor <= most]
+
+    def too_large(self, layout: Layout) -> str | None:
+        """That a host, or a node, has not the memory that a valid layout needs; None if it has."""
+        if self._limit is not None and (needed := memory_bytes(self._job, layout)) > self._limit:
+            stated = self._job.hosts.memory
+            have = f"they have {self._limit / 2**20:,.1f} MiB" if stated is None else f"hosts.memory={stated}"
+            return f"layout {layout} needs {needed / 2**20:,.1f} MiB a host; {have}"
+        return None if self._machine is None else host_problem(self._job, layout, self.accelerator)
 
     def would_do(self, nodes: Sequence[int], most: int) -> int | None:
         """The smallest larger number of hosts, up to ``hosts.max``, with a layout if the further ones share a node."""
@@ -169,11 +183,3 @@ def preference(parallel: ParallelConfig, layout: Layout, time: StepTime) -> tupl
 def _one_sided(layout: Layout) -> bool:
     """Whether data ranks only replicate, or only shard."""
     return 1 in (layout.dp_replicate, layout.dp_shard)
-
-
-def too_large(job: Job, layout: Layout) -> str | None:
-    """That a host of a valid layout needs more than ``hosts.memory``; None if it does not."""
-    limit = job.hosts.memory_bytes
-    if limit is None or (needed := memory_bytes(job, layout)) <= limit:
-        return None
-    return f"layout {layout} needs {needed / 2**20:,.1f} MiB a host; hosts.memory={job.hosts.memory}"

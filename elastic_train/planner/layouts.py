@@ -14,8 +14,10 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES, Layout
 from elastic_train.planner.axis_sizes import layouts_of, smallest_layout
 from elastic_train.planner.constraints import check_layout, micro_batches_per_rank
+from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.hardware_table import host_of
-from elastic_train.planner.layout_search import LayoutSearch, preference, too_large
+from elastic_train.planner.layout_search import LayoutSearch, preference
+from elastic_train.planner.machines import Machine
 from elastic_train.planner.step_time import step_time
 
 Nodes = int | Sequence[int]
@@ -36,6 +38,8 @@ class LayoutChoice:
     reasons: list[str] = field(default_factory=list)
     cost: float = 0.0
     """estimated seconds of a step"""
+    accelerator: Accelerator | None = field(default=None, compare=False)
+    """for which ``cost`` was estimated"""
 
     @property
     def reason(self) -> str:
@@ -43,34 +47,39 @@ class LayoutChoice:
         return "; ".join(self.reasons)
 
 
-def choose_layout(job: Job, nodes: Nodes, most: int | None = None) -> LayoutChoice:
-    """The cheapest valid layout on ``nodes`` with at most ``most`` ranks (default: all of them). Raises NoLayout."""
+def choose_layout(job: Job, nodes: Nodes, most: int | None = None, machine: Machine | None = None) -> LayoutChoice:
+    """The cheapest valid layout on ``nodes`` with at most ``most`` ranks (default: all of them). Raises NoLayout.
+
+    ``machine``: what the hosts are; None: not known, then only ``hosts.memory`` limits what they hold.
+    """
     nodes = [nodes] if isinstance(nodes, int) else list(nodes)
     most = min(sum(nodes), sum(nodes) if most is None else most)
-    search = LayoutSearch(job, max(nodes, default=1))
+    search = LayoutSearch(job, max(nodes, default=1), machine)
     found = search.best(nodes, most)
     if not found:
         raise NoLayout(_nothing_fits(job, search, nodes, most))
     layout = found[0]
     reasons = _reasons(job, search, found, nodes, most)
     seconds = search.time(layout).total
-    return LayoutChoice(layout, layout.world_size, sum(nodes) - layout.world_size, reasons, seconds)
+    reasons += machine.said if machine is not None else ()
+    spares = sum(nodes) - layout.world_size
+    return LayoutChoice(layout, layout.world_size, spares, reasons, seconds, search.accelerator)
 
 
-def step_seconds(job: Job, layout: Layout) -> float:
-    """The estimate that layouts are chosen by, on one node of any size."""
-    return step_time(job, layout, host_of(job.hosts.device)).total
+def step_seconds(job: Job, layout: Layout, accelerator: Accelerator | None = None) -> float:
+    """The estimate that layouts are chosen by; ``accelerator``: default that of the job's device."""
+    return step_time(job, layout, accelerator or host_of(job.hosts.device)).total
 
 
 def choose_for_all(job: Job, hosts: int) -> LayoutChoice:
     """The cheapest valid layout of exactly ``hosts`` ranks on one node: none may be idle. Raises NoLayout."""
     search = LayoutSearch(job, hosts)
     layouts = layouts_of(job.parallel, hosts)
-    valid = [layout for layout in layouts if not check_layout(job, layout) and not too_large(job, layout)]
+    valid = [layout for layout in layouts if not check_layout(job, layout) and not search.too_large(layout)]
     if not valid:
         raise NoLayout(f"no layout of this job uses all of {_hosts(hosts)}")
     best = min(valid, key=lambda layout: preference(job.parallel, layout, search.time(layout)))
-    return LayoutChoice(best, hosts, 0, [], search.time(best).total)
+    return LayoutChoice(best, hosts, 0, [], search.time(best).total, search.accelerator)
 
 
 def check_job(job: Job) -> list[str]:
@@ -99,7 +108,7 @@ def _nothing_fits(job: Job, search: LayoutSearch, nodes: Sequence[int], most: in
     else:
         text = f"{_hosts(most)}{spread} cannot run this job"
         least = search.least_memory(nodes, most)
-        if least is not None and (problem := too_large(job, least)) is not None:
+        if least is not None and (problem := search.too_large(least)) is not None:
             text += f": {problem}"
     would = search.would_do(nodes, most)
     return f"{text}; {f'{_hosts(would)} would do' if would else f'none up to hosts.max={job.hosts.max} would do'}"

@@ -7,6 +7,7 @@ of this engine and of FSDP2 as torch 2.13 has it; the tests let the real engine 
 
 On top come what the process itself takes on a device (``RUNTIME``) and what allocators waste (``SLACK``). Not counted:
 images of snapshots, which are files in memory; the whole matrix that Muon's update works on; workspaces of kernels.
+What ``parallel.offload`` puts into CPU memory is ``planner.host_memory``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import FLOAT32
+from elastic_train.planner.host_memory import host_terms
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.step_memory import StepMemory
 
@@ -42,6 +44,8 @@ class RankMemory:
     """When in a step most is held."""
     largest: dict[str, int]
     """Bytes of every term when it is largest; not all are at the same moment, so their sum is more than ``total``."""
+    host: dict[str, int]
+    """Bytes of CPU memory; {} without ``parallel.offload``."""
 
     @property
     def total(self) -> int:
@@ -60,10 +64,10 @@ def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParame
     moments = list(step.moments())
     if job.parallel.offload:  # the state is elsewhere, but for the parts that are on their way to be gathered
         ahead = 1 + job.parallel.prefetch
+        away = {*step.state, "gradients in float32"}
         copied = {"copies from CPU memory": ahead * FLOAT32 * max(stage.block.part for stage in stages)}
         moments = [
-            (name, Counter({t: size for t, size in held.items() if t not in step.state} | copied))
-            for name, held in moments
+            (name, Counter({t: size for t, size in held.items() if t not in away} | copied)) for name, held in moments
         ]
     moment, found = max(moments, key=lambda entry: entry[1].total())
     largest: Counter[str] = Counter()
@@ -73,7 +77,8 @@ def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParame
     slack, limit = int(SLACK[device] * transient), SLACK_LIMIT[device]
     terms = {**found, "runtime": RUNTIME[device], "allocator slack": slack if limit is None else min(slack, limit)}
     held = {name: size for name, size in terms.items() if size}
-    return RankMemory(tuple(stage.stage for stage in stages), step.state, held, moment, dict(largest))
+    numbers, host = tuple(stage.stage for stage in stages), host_terms(job, layout, stages)
+    return RankMemory(numbers, step.state, held, moment, dict(largest), host)
 
 
 def memory_bytes(job: Job, layout: Layout) -> int:

@@ -60,6 +60,11 @@ def block_parameters(model: ModelConfig) -> Iterator[Parameter]:
     yield Parameter("mlp.down_proj.weight", "feed-forward", (hidden, inner), 1)
 
 
+def block_size(model: ModelConfig) -> int:
+    """Elements of one block."""
+    return sum(math.prod(parameter.shape) for parameter in block_parameters(model))
+
+
 def outer_parameters(model: ModelConfig, *, first: bool, last: bool) -> Iterator[Parameter]:
     """Those of a stage that are outside its blocks. A head tied to an embedding of the same stage is not another one.
 
@@ -91,6 +96,8 @@ class Unit:
     """of those with two dims"""
     matrices_part: int
     """of the first of the ranks that shard"""
+    pinned: int
+    """bytes of ``part`` in float32 in pinned memory, where every tensor takes a power of two"""
 
 
 def _unit(parameters: Iterator[Parameter], tp: int, shards: int) -> Unit:
@@ -107,6 +114,7 @@ def _unit(parameters: Iterator[Parameter], tp: int, shards: int) -> Unit:
         largest=max((size for size, _, _ in sizes), default=0),
         matrices=sum(size for size, _, matrix in sizes if matrix),
         matrices_part=sum(own for _, own, matrix in sizes if matrix),
+        pinned=sum(1 << (4 * own - 1).bit_length() for _, own, _ in sizes),
     )
 
 

@@ -13,6 +13,7 @@ from elastic_train.planner.activations import (
     Recompute,
     backward_bytes,
     block_bytes,
+    kernel_of,
     loss_bytes,
     mask_bytes,
     outer_bytes,
@@ -100,6 +101,8 @@ class PassMemory:
             self._layout,
             recompute=recompute,
             context=self._job.parallel.context,
+            kernel=kernel_of(self._job, self._layout.cp, self._job.parallel.context),
+            documents=self._job.data.separates_documents,
             fused_norm=self._fused,
             **self._shape,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from elastic_train.config.sizes import gib
 from elastic_train.planner.constraints import violated
-from elastic_train.planner.held import gib
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search import Candidate, Ranking
 

@@ -17,6 +17,7 @@ from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.held import Held
+from elastic_train.planner.host_memory import host_problem
 from elastic_train.planner.memory import fullest_rank
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_fit import Fit
@@ -26,7 +27,7 @@ from elastic_train.planner.search_space import Space, space_of
 from elastic_train.planner.step_time import StepTime, step_time
 
 SHOWN = 8
-MEMORY, SLOWER = "memory", "slower"
+MEMORY, HOST_MEMORY, SLOWER = "memory", "host memory", "slower"
 _EXAMPLES = 4
 """Meshes that do not fit of which one is shown: the one that misses by least."""
 
@@ -43,7 +44,7 @@ class Rejected:
     """Meshes (of violated constraints: sizes of an axis) that one limit rules out, and the one nearest to it."""
 
     limit: str
-    """``memory``, ``slower`` (cannot be among those shown) or the field of a violated constraint"""
+    """``memory``, ``host memory``, ``slower`` (cannot be among those shown) or the field of a violated constraint"""
     count: int = 0
     example: str = ""
     excess: float = math.inf
@@ -112,7 +113,7 @@ class _Search:
     def __init__(self, space: Space, accelerator: Accelerator, limit: int, shown: int) -> None:
         self._space, self._accelerator, self._limit, self._shown = space, accelerator, limit, shown
         self._floor, self._memory = Floor(space, accelerator), MemoryFloor(space)
-        self._fit = Fit(space, limit, self._memory)
+        self._fit = Fit(space, accelerator, limit, self._memory)
         self._narrows = accelerator.computing_at_once is None
         """whether a mesh with fewer data ranks never has a lower bound; ranks that share cores take less the fewer"""
         self._meshes: dict[Mesh, _Found] = {}
@@ -239,6 +240,9 @@ class _Search:
         if fullest.total > self._limit:
             found.too_big = True
             return False
+        if (needed := host_problem(job, layout, self._accelerator)) is not None:
+            found.problem = (HOST_MEMORY, needed)
+            return True
         found.best = Candidate(job, layout, fullest, time)
         return True
 
@@ -263,7 +267,7 @@ class _Search:
                 answer.reject(
                     SLOWER, f"{_name(mesh)} takes at least {least:.4g} s a step", least, 1 + unseen.get(mesh, 0)
                 )
-            elif found.problem is not None and not found.too_big:
+            elif found.problem is not None and (found.problem[0] == HOST_MEMORY or not found.too_big):
                 answer.reject(*found.problem)
             else:
                 too_big.append(mesh)

@@ -26,7 +26,7 @@ class Floor:
     """Of one space on one accelerator; remembers what it has computed."""
 
     def __init__(self, space: Space, accelerator: Accelerator) -> None:
-        self._space, self._accelerator = space, accelerator
+        self._space, self._accelerator = space, accelerator.for_job(space.job, 1)  # with fewer ranks no slower
         self._ranks: dict[tuple[int, tuple[str, int]], set[tuple[int, int]]] = {}
         self._passes: dict[tuple[int, int, str, int], tuple[float, float]] = {}
         self._states: dict[tuple[Mesh, tuple[str, int], int, Sharing], float] = {}

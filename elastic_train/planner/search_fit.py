@@ -7,7 +7,9 @@ import itertools
 from dataclasses import dataclass, replace
 
 from elastic_train.planner.constraints import violated
+from elastic_train.planner.hardware import Accelerator
 from elastic_train.planner.held import Held
+from elastic_train.planner.host_memory import PROCESS, host_problem
 from elastic_train.planner.memory import fullest_rank
 from elastic_train.planner.search_memory import MemoryFloor
 from elastic_train.planner.search_options import Mesh
@@ -30,10 +32,10 @@ class Fewest:
 
 
 class Fit:
-    """Meshes of one space against ``limit`` bytes."""
+    """Meshes of one space against ``limit`` bytes of each of ``chip``, and the CPU memory of its nodes."""
 
-    def __init__(self, space: Space, limit: int, floor: MemoryFloor | None = None) -> None:
-        self._space, self._limit, self._floor = space, limit, floor or MemoryFloor(space)
+    def __init__(self, space: Space, chip: Accelerator, limit: int, floor: MemoryFloor | None = None) -> None:
+        self._space, self._chip, self._limit, self._floor = space, chip, limit, floor or MemoryFloor(space)
         self.looked_at = 0
         """meshes whose options were looked at one by one"""
 
@@ -57,7 +59,8 @@ class Fit:
         ways = sorted((self._floor.of(mesh, way), order, way) for order, way in enumerate(self._floor.lean(mesh)))
         questions = (self._space.question(mesh, *way) for least, _, way in ways if least <= self._limit)
         asked = itertools.islice((question for question in questions if violated(*question) is None), _LOOKS)
-        return any(fullest_rank(*question).total <= self._limit for question in asked)
+        held = (question for question in asked if host_problem(*question, self._chip) is None)
+        return any(fullest_rank(*question).total <= self._limit for question in held)
 
     def first(self, gpus: int) -> Held | None:
         """What fits of the smallest tp, then pp and cp, on at most ``gpus``; None if nothing was found."""
@@ -70,6 +73,8 @@ class Fit:
 
     def fewest(self) -> Fewest:
         """The fewest accelerators that something fits on, up to ``MOST_GPUS``."""
+        if self._space.job.parallel.offload and self._chip.host_memory_bytes < PROCESS:
+            return Fewest(None, certain=True)
         found = MOST_GPUS + 1
         for widest in sorted(self._space.widest(MOST_GPUS), key=lambda mesh: mesh.world_size // mesh.data_ranks):
             if self._floor.outline(widest, fewer=True) <= self._limit:

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.planner.activations import FLOAT32, block_bytes, loss_bytes
+from elastic_train.planner.activations import FLOAT32, block_bytes, kernel_of, loss_bytes
 from elastic_train.planner.constraints import equal_rounds
 from elastic_train.planner.memory import RUNTIME, SLACK, SLACK_LIMIT
 from elastic_train.planner.model_state import Division, divided, model_state, moments_of, numbers_of
-from elastic_train.planner.parameters import RankBlocks, blocks_of_ranks, stages_of_ranks, units_of
+from elastic_train.planner.parameters import RankBlocks, block_size, blocks_of_ranks, stages_of_ranks, units_of
 from elastic_train.planner.schedule import micro_batches_in_flight
 from elastic_train.planner.search_options import Mesh, Schedule, Sharing, sharing_layout
 from elastic_train.planner.search_space import Space
@@ -57,9 +57,10 @@ class MemoryFloor:
         released = "reshard_after_forward" in space.free or job.parallel.reshard_after_forward
         self._keeps = copies or not released
         """whether all weights of a stage are there in the precision of compute"""
-        # All strategies hold at some moment twice the embedding, one of them as gradients are reduced: with zero3 at
-        # the end of the backward pass, elsewhere anyway.
-        self._table = (self._number + self._gradient) * job.model.vocab_size * job.model.hidden_size
+        # All strategies hold at some moment twice the embedding, or a block, once as gradients are reduced: with zero3
+        # as that is done for what is outside of blocks, or for the block, elsewhere anyway.
+        largest = max(job.model.vocab_size * job.model.hidden_size, block_size(job.model))
+        self._largest = (self._number + self._gradient) * largest
 
     def of(self, mesh: Mesh, way: Way) -> int:
         sharing, schedule, micro_batch, recompute = way
@@ -109,7 +110,7 @@ class MemoryFloor:
                     passing += self._logits(mesh, size) if rank.last else 0
                     most = max(most, int(self._state(mesh, rank) + passing * self._slack))
                 found.append(most)
-        return max(min(found), self._table // mesh.tp) + self._runtime if found else 0
+        return max(min(found), self._largest // mesh.tp) + self._runtime if found else 0
 
     def grows(self, mesh: Mesh) -> bool:
         """Whether ``least`` of fewer data ranks is no less, but for one alone.
@@ -189,6 +190,8 @@ class MemoryFloor:
                     number_bytes=numbers_of(job).compute,
                     recompute=recompute,  # type: ignore[arg-type]
                     context=context,  # type: ignore[arg-type]
+                    kernel=kernel_of(job, mesh.cp, context),
+                    documents=job.data.separates_documents,
                     fused_norm=job.hosts.device == "cuda",
                 ).values()
             )

@@ -10,6 +10,7 @@ What is assumed, and nothing else:
 - The update reads and writes its tensors once, at the speed of memory.
 - A pipeline is as slow as its slowest rank; filling and draining it takes one pass of each other rank, divided by the
   stages per rank, and by 3 where the backward pass is split.
+- ``hosts.threads`` of a CPU rank compute so many times as fast, as far as there are cores (``with_threads``).
 - Ranks that share cores take turns: a step then takes as long as all their work together, or as the longest chain.
 """
 
@@ -70,6 +71,7 @@ def step_time(job: Job, layout: Layout, accelerator: Accelerator, efficiency: fl
 
     Raises ValueError for a precision that the accelerator does not compute in.
     """
+    accelerator = accelerator.for_job(job, layout.world_size)
     reached = accelerator.efficiency if efficiency is None else efficiency
     times = {
         number: RankTime(job, layout, accelerator, reached, number, stages)

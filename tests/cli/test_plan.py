@@ -159,6 +159,85 @@ def test_mem_05_logits_decide(tmp_path: Path) -> None:
     assert logits("training.micro_batch=2", "parallel.cp=2") == pytest.approx(one)
 
 
+def test_mem_07_state_is_cut_by_the_ranks_and_activations_are_not(tmp_path: Path) -> None:
+    """6.19e9 parameters; the estimators of the case count the state alone, and 2 ranks hold no less than 13 GB."""
+    model = config(tmp_path, LLAMA_7B | {"num_hidden_layers": 28, "vocab_size": 64000})
+    held = {}
+    for ranks in (2, 4, 8):
+        question = ("--model", model, "--gpus", str(ranks), "--gpu", "h200", *ONE_AXIS, "parallel.data=zero3",
+                    f"parallel.dp_shard={ranks}", "parallel.reshard_after_forward=true", "training.micro_batch=1",
+                    "training.recompute=none", "--seq", "2048", "--global-batch", "64")  # fmt: skip
+        found = document(*question, "training.reduce_dtype=bf16")
+        assert found["parameters"] == pytest.approx(6.19e9, rel=0.01)
+        (held[ranks],) = (layout["memory"][0] for layout in found["layouts"])
+    states = {ranks: sum(rank["state_bytes"].values()) for ranks, rank in held.items()}
+    assert states[2] == pytest.approx(16 * found["parameters"] / 2, rel=0.01)
+    assert [states[2] / states[ranks] for ranks in (4, 8)] == pytest.approx([2, 4], rel=0.01)
+    for term in ("activations of blocks", "other activations", "logits and loss"):
+        assert len({rank["terms_bytes"].get(term) for rank in held.values()}) == 1, term
+
+
+def test_mem_08_a_tied_embedding_counts_once_and_is_on_both_ends(tmp_path: Path) -> None:
+    tied = HF | {
+        "tie_word_embeddings": True,
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+    }
+    question = ("--model", config(tmp_path, tied), "--gpus", "2", "--gpu", "h100-80gb", "--seq", "2048",
+                "--global-batch", "16", "parallel.tp=1", "parallel.cp=1", "parallel.data=ddp",
+                "parallel.pipeline=1f1b")  # fmt: skip
+    one, two = (document(*question, f"parallel.pp={size}", "parallel.dp_replicate=1") for size in (1, 2))
+    assert one["parameters"] == two["parameters"] == 1_235_814_400
+    (whole,), ends = one["layouts"][0]["memory"], two["layouts"][0]["memory"]
+    together = sum(rank["state_bytes"]["weights"] for rank in ends)
+    assert whole["state_bytes"]["weights"] == 2 * 1_235_814_400
+    assert together == 2 * (1_235_814_400 + 262_668_288)
+    assert all(rank["state_bytes"]["weights"] > 2 * 262_668_288 for rank in ends)
+    # The head multiplies, whether it is tied or not: 6 x all, and nothing for the embedding, which is that matrix.
+    assert one["flops_per_token"]["full"] == two["flops_per_token"]["full"] > 6 * 1_235_000_000
+
+
+def test_mem_10_the_first_stage_keeps_most_micro_batches(tmp_path: Path) -> None:
+    """8 stages of equal layers and 8 micro-batches; the vocabulary is so small that layers are split evenly."""
+    model = config(tmp_path, LLAMA_7B | {"vocab_size": 1024})
+    question = ("--model", model, "--gpus", "8", "--gpu", "h200", "--seq", "4096", "--global-batch", "8",
+                "parallel.pp=8", "parallel.tp=1", "parallel.cp=1", "parallel.dp_replicate=1", "parallel.dp_shard=1",
+                "parallel.data=ddp", "training.micro_batch=1", "training.recompute=none")  # fmt: skip
+
+    def activations(pipeline: str) -> list[int]:
+        (layout,) = document(*question, f"parallel.pipeline={pipeline}")["layouts"]
+        ranks = layout["memory"]
+        # The one whose memory decides; with gpipe the last one, which has the logits.
+        fullest = max(range(8), key=lambda number: int(ranks[number]["total_bytes"]))
+        assert fullest == (0 if pipeline == "1f1b" else 7)
+        return [rank["terms_bytes"]["activations of blocks"] for rank in ranks]
+
+    last = activations("1f1b")[-1]
+    assert activations("1f1b") == [count * last for count in range(8, 0, -1)]
+    assert activations("gpipe") == [8 * last] * 8
+    text = answer(*question, "parallel.pipeline=1f1b", "--per-stage")
+    (row,) = [line.split("\t") for line in text.splitlines() if line.startswith("activations of blocks\t")]
+    assert int(row[1]) == 8 * int(row[-1])
+
+
+def test_mem_13_selective_recomputation_saves_little_with_a_fused_kernel(tmp_path: Path) -> None:
+    model = config(tmp_path, LLAMA_7B | {"vocab_size": 1024})
+    kept = {}
+    for kind in ("none", "selective", "full"):
+        (layout,) = document(
+            "--model", model, "--gpus", "1", "--gpu", "mi300x", "--seq", "4096", "--global-batch", "1", *ONE_AXIS,
+            "training.micro_batch=1", f"training.recompute={kind}", "parallel.dp_shard=1",
+        )["layouts"]  # fmt: skip
+        kept[kind] = layout["memory"][0]["terms_bytes"]["activations of blocks"]
+    assert kept["selective"] < kept["none"] < 1.1 * kept["selective"]
+    assert kept["full"] == 32 * 32 * 2**20 <= kept["none"] / 8
+
+
 def test_mem_12_units_of_memory_are_honoured(tmp_path: Path) -> None:
     asked = (*LLAMA_70B, *NARROW, "--gpu-memory")
     for size, shown in (("80GB", "74.51"), ("80GiB", "80.00"), ("81559MiB", "79.65")):
@@ -312,6 +391,57 @@ def test_what_barely_fits_is_tight() -> None:
         assert any(reason.startswith("tight: 96.") for reason in row["reasons"]) == expected
 
 
+def test_a_layer_that_no_number_of_gpus_can_hold(tmp_path: Path) -> None:
+    """A block of 12.9e9 parameters and its gradient are 144 GiB with gradients in float32: no tp cuts it."""
+    wide = LLAMA_7B | {"hidden_size": 32768, "num_attention_heads": 256, "intermediate_size": 87040, "vocab_size": 512}
+    sentence = refused("--model", config(tmp_path, wide), "--gpus", "64", "--gpu", "h100-80gb", *ONE_AXIS)
+    assert re.match(r"error: 64 GPUs cannot hold it: .* needs [\d.,]+ GiB of 79.11 GiB; its biggest term is", sentence)
+    assert sentence.endswith("; no number up to 1,048,576 would do")
+
+
+OFFLOADED = ("--model", "llama3-70b", "--gpus", "8", "parallel.data=zero3", "parallel.offload=true", "parallel.tp=1")
+
+
+def test_offloaded_state_fits_the_memory_of_a_node() -> None:
+    """70.6e9 parameters are 16 bytes each and more in CPU memory: weights and gradients are pinned."""
+    found = document(*OFFLOADED)
+    first = found["layouts"][0]
+    assert found["host_memory_limit_bytes"] == 2 * 2**40
+    (rank,) = first["memory"]
+    assert rank["host_total_bytes"] == sum(rank["host_terms_bytes"].values())
+    assert 16 * 70.55e9 < 8 * rank["host_total_bytes"] == first["host_bytes_per_node"] < 2 * 2**40
+    assert "host_memory_bytes" in found["accelerator"]["sources"]
+    text = answer(*OFFLOADED, "--per-stage")
+    assert "offloaded state: 2,048 GiB of CPU memory on a node are its limit" in text
+    assert re.search(
+        r"^CPU memory of a node: 1,[\d.,]+ GiB; of the fullest rank master weights, pinned", text, re.MULTILINE
+    )
+
+
+def test_offloaded_state_that_no_node_can_hold_is_refused() -> None:
+    sentence = refused(*OFFLOADED, "--host-memory", "1TiB")
+    assert re.search(
+        r"8 GPUs cannot hold it: dp_shard8 with parallel.offload=true needs 1,[\d.]+ GiB of CPU memory on a node "
+        r"\(8 ranks of [\d.]+ GiB\), and a node of h100-80gb has 1,024.00 GiB; "
+        r".*the smallest number that would do is 1\d$",
+        sentence,
+    ), sentence
+    assert document(*OFFLOADED, "--gpus", "64", "--host-memory", "1TiB")["layouts"]
+    assert document("--model", "llama3-8b", "--gpus", "8", *OFFLOADED[4:], "--host-memory", "1TiB")["layouts"]
+
+
+def test_memory_of_a_node_that_nobody_stated_is_told(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    speeds = "memory_bytes_per_second: 2.0e12\nlink_bytes_per_second: 3.0e11\nnetwork_bytes_per_second: 2.5e10\n"
+    mine.write_text(f"name: mine\nmemory_bytes: 85899345920\npeak_flops: {{bf16: 4.0e14}}\nper_node: 8\n{speeds}")
+    question = ("--model", "llama3-8b", "--gpus", "8", *OFFLOADED[4:], "--gpu", str(mine))
+    assert "--host-memory 1,024.00 GiB of CPU memory on a node of mine" in answer(*question)
+    assert "--host-memory" not in answer(*question, "--host-memory", "2TiB")
+    mine.write_text(f"{mine.read_text()}host_memory_bytes: 1000000\n")
+    assert "a node of mine has 0.00 GiB" in refused(*question)
+    assert "--host-memory 80: " in refused(*question, "--host-memory", "80")
+
+
 def test_what_is_exchanged_is_listed_by_axis() -> None:
     asked = (*LLAMA_70B, *NARROW)
     first = document(*asked)["layouts"][0]
@@ -345,12 +475,14 @@ def test_a_job_file_as_it_is_is_compared(tmp_path: Path) -> None:
         "name: asked\nmodel: {preset: llama3-8b}\ndata: {uri: d, sequence_length: 8192}\n"
         "training: {steps: 10, global_batch: 64, precision: bf16}\nhosts: {max: 8, device: cuda}\n"
     )
-    found = document(str(path))["as_the_file_is"]
+    found = document(str(path), "--gpu", "h200")["as_the_file_is"]
     assert re.match(
         r"as the file is, train runs dp_shard8 \(data=zero3, reshard_after_forward=false, micro_batch=", found
     )
     assert re.search(r"[\d.]+ s a step, ([\d.]+% slower than|no slower than) #1$", found)
-    assert found in answer(str(path))
+    assert found in answer(str(path), "--gpu", "h200")
+    small = document(str(path))["as_the_file_is"]
+    assert re.match(r"as the file is: 8 hosts cannot run this job: .* MiB a host; they have 81,008.6 MiB; none", small)
     assert document(*LLAMA_8B, *ONE_AXIS)["as_the_file_is"] is None
 
 

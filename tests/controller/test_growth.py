@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from elastic_train.config.layout import Layout
 from elastic_train.controller.growth import Growth, decide_growth
-from elastic_train.planner.layouts import LayoutChoice
+from elastic_train.planner.hardware_table import host_of
+from elastic_train.planner.layouts import LayoutChoice, step_seconds
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 
@@ -64,9 +66,11 @@ class Run:
 
     def __init__(self, tmp_path: Path, steps: int = 10_000) -> None:
         job = make_job(tmp_path, tmp_path, "growth", f"training.steps={steps}", "hosts.growth_margin=1")
+        self.job = job
         self.now, self.step = 0.0, 0
         self.events: Lines = []
         self.growth = Growth(job, lambda event, **fields: self.events.append({"event": event, **fields}), self.clock)
+        self._unit = step_seconds(job, Layout(dp_shard=3)) / 4.0
         self.growth.formed(choice(3, 4.0))
 
     def clock(self) -> float:
@@ -76,7 +80,8 @@ class Run:
         self.now += 1.0
         self.step += 1
         self.growth.step_finished(1.0)
-        return self.growth.consider(candidate, self.step)
+        estimated = candidate and replace(candidate, cost=candidate.cost * self._unit)
+        return self.growth.consider(estimated, self.step)
 
 
 def choice(hosts: int, cost: float) -> LayoutChoice:
@@ -97,6 +102,21 @@ def test_no_faster_layout_is_nothing_to_consider(tmp_path: Path) -> None:
     assert run.second(None) is None
     assert run.second(choice(4, 4.0)) is None
     assert run.events == []
+
+
+def test_both_sides_are_estimated_for_the_same_machines(tmp_path: Path) -> None:
+    """The layout that runs was estimated when hosts were others, or by a coordinator that died: that is no gain."""
+    run = Run(tmp_path)
+    faster = replace(host_of("cpu"), block_seconds=1e-4)
+    same = step_seconds(run.job, Layout(dp_shard=3), faster)
+    assert same < 0.9 * step_seconds(run.job, Layout(dp_shard=3))
+    run.growth.step_finished(1.0)
+    candidate = replace(choice(4, 0.0), cost=same, accelerator=faster)
+    run.growth.formed(choice(3, 1000.0))
+    run.growth.step_finished(1.0)
+    assert run.growth.consider(candidate, 1) is None
+    assert run.events == []
+    assert run.growth.consider(replace(candidate, cost=0.75 * same), 1) is not None
 
 
 def test_measured_pauses_replace_the_assumed_one(tmp_path: Path) -> None:

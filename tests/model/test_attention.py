@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from elastic_train.config.model import ModelConfig
+from elastic_train.model import attention
 from elastic_train.model.attention import AttentionCore, Context, attend
 from elastic_train.model.rotary import Rotary, rotate
 
@@ -62,6 +63,20 @@ def test_core_equals_softmax(documents: str) -> None:  # HF-11
     q, k, v = numbers(24, 8, 1), numbers(24, 2, 2), numbers(24, 2, 3)
     actual = AttentionCore()(q, k, v, context_of(24, documents_BS))
     torch.testing.assert_close(actual, reference(q, k, v, seen_of(documents_BS, 24)), rtol=1e-12, atol=1e-12)
+
+
+def test_repeated_heads_attend_as_grouped_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens on devices without a kernel for grouped heads under masks."""
+    q, k, v = (numbers(24, heads, seed).requires_grad_() for heads, seed in ((8, 1), (2, 2), (2, 3)))
+    documents_BS = DOCUMENTS["different rows"]
+
+    def attended() -> tuple[Tensor, ...]:
+        out = AttentionCore()(q, k, v, context_of(24, documents_BS))
+        return out, *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    grouped = attended()
+    monkeypatch.setattr(attention, "_GROUPS_UNDER_MASKS", ())
+    torch.testing.assert_close(attended(), grouped, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("documents", DOCUMENTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.model import attention
 from elastic_train.model.attention import Context
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.context import apply_context_parallel
@@ -17,7 +19,7 @@ from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.recompute import recompute_attention, recompute_blocks
 from elastic_train.parallel.tensor import apply_tensor_parallel
 
-KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
+KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "repeated": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 
 
 def saved_bytes(forward: Callable[[], Tensor], shared: Iterable[Tensor]) -> int:
@@ -56,7 +58,8 @@ def block_saves(job: Job, layout: Layout, mesh: ParallelMesh | None, kernel: str
     context = Context(model.rotary, length, torch.device("cpu"), documents_BS, model.indices_T)
     x_BTD = torch.randn(batch, length // layout.cp // layout.tp, job.model.hidden_size, dtype=dtype, requires_grad=True)
     block = model.blocks[0]
-    with sdpa_kernel(KERNELS[kernel]):
+    groups = () if kernel == "repeated" else ("cpu",)
+    with sdpa_kernel(KERNELS[kernel]), mock.patch.object(attention, "_GROUPS_UNDER_MASKS", groups):
         block(x_BTD, context)  # makes the masks
         shared = [*model.parameters(), *context._cos_sin, *context._masks.values()]
         return saved_bytes(lambda: block(x_BTD, context), shared)

@@ -106,6 +106,7 @@ def expected(job: Job, layout: Layout, kernel: Any, dtype: torch.dtype) -> int:
         recompute=job.training.recompute,
         context=job.parallel.context,
         kernel=kernel,
+        documents=job.data.document_mask,
     )
     return sum(terms.values())
 
@@ -119,6 +120,27 @@ def test_a_block_keeps_exactly_what_is_computed(
 ) -> None:
     work = job(recompute, documents=documents)
     assert block_saves(work, Layout(), None, kernel, dtype) == expected(work, Layout(), kernel, dtype)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_under_a_mask_keys_and_values_are_kept_as_they_are_repeated(recompute: Recompute) -> None:
+    """As on cuda, where torch has no kernel that takes a mask and grouped heads but the one that keeps S^2 numbers."""
+    work = job(recompute, documents=True)
+    saved = block_saves(work, Layout(), None, "repeated", torch.bfloat16)
+    assert saved == expected(work, Layout(), "repeated", torch.bfloat16)
+    fewer = expected(work, Layout(), "flash", torch.bfloat16)
+    assert saved - fewer == (2 * 4 * 10 * 2 * 96 * 2 if recompute == "none" else 0)
+
+
+def test_repeated_keys_and_values_of_context_ranks() -> None:
+    """Without documents rank 0 needs no mask for its first chunk: here it keeps most."""
+    cases = [(context, documents) for context in ("gather", "ulysses") for documents in (False, True)]
+    jobs = [job("none", documents=documents, context=context) for context, documents in cases]
+    saved = run_ranks(rank_saves, 2, jobs, Layout(cp=2), ["repeated"] * 4, ["bfloat16"] * 4)
+    for (context, documents), work, each in zip(cases, jobs, zip(*saved, strict=True), strict=True):
+        kernel = "repeated" if documents or context == "gather" else "flash"
+        assert max(each) == expected(work, Layout(cp=2), kernel, torch.bfloat16), (context, documents)
+        assert (each[0] == each[1]) == (documents or context == "ulysses")
 
 
 def test_heads_that_are_not_grouped() -> None:

@@ -32,6 +32,7 @@ def test_every_number_has_a_source() -> None:
         numbers |= {
             "host_link_bytes_per_second",
             "host_memory_bytes_per_second",
+            "host_memory_bytes",
             "exchange_seconds",
             "collective_shares",
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from elastic_train.config.layout import Coordinates, Layout
 from elastic_train.config.load import load_job, parse_job
 from elastic_train.config.presets import PRESETS
 from elastic_train.config.sizes import parse_size
+from elastic_train.planner.hardware_table import accelerators
+from elastic_train.planner.host_memory import host_problem, node_bytes
 from elastic_train.planner.memory import RankMemory, memory_bytes, memory_of
 from elastic_train.planner.parameters import stages_of_ranks
 from elastic_train.planner.step_memory import StepMemory
@@ -246,6 +249,32 @@ def test_offloaded_state_is_not_on_the_device() -> None:
     )
 
 
+def test_offloaded_state_is_in_the_memory_of_the_node() -> None:
+    """Pinned memory comes in powers of two, tensor by tensor: torch's ``CachingHostAllocator``."""
+    layout = Layout(dp_shard=8)
+    job = gpu_job(LLAMA_7B, "zero3", data__sequence_length=2048, parallel__offload=True)
+    host = one_rank(job, layout).host
+    square, wide, table = 4096**2 // 8, 4096 * 11008 // 8, 32000 * 4096 // 8
+    assert (wide, table) == (5_636_096, 16_384_000)
+    norms = (2 * 32 + 1) * 4096 // 8
+    pinned = 4 * (32 * (4 * square + 3 * 2**23) + 2 * 2**24 + norms)
+    assert host["master weights, pinned"] == host["gradients, pinned"] == pinned
+    assert host["optimizer state"] == 8 * 6_738_415_616 / 8
+    assert host["gradients in float32"] == 4 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) / 8
+    assert node_bytes(job, layout, 8) == 8 * sum(host.values())
+    assert node_bytes(job, Layout(dp_shard=16), 8) < 0.61 * node_bytes(job, layout, 8)
+    assert one_rank(gpu_job(LLAMA_7B, "zero3"), layout).host == {}
+
+
+def test_offloaded_state_that_is_more_than_a_node_has() -> None:
+    layout, h100 = Layout(dp_shard=8), accelerators()["h100-80gb"]
+    job = gpu_job(LLAMA_7B, "zero3", data__sequence_length=2048, parallel__offload=True)
+    needed = node_bytes(job, layout, 8)
+    assert host_problem(job, layout, replace(h100, host_memory_bytes=needed)) is None
+    problem = host_problem(job, layout, replace(h100, host_memory_bytes=needed - 1))
+    assert problem is not None and f"{needed / GIB:,.2f} GiB of CPU memory on a node (8 ranks of" in problem
+
+
 def test_masks_of_documents_are_kept_by_every_micro_batch_in_flight() -> None:
     """Of a micro-batch [B, S, S] numbers of two bytes, and cosines and sines for every token of it."""
     shape = {"data__sequence_length": 1024, "training__micro_batch": 2, "parallel__pipeline": "gpipe"}
@@ -257,6 +286,19 @@ def test_masks_of_documents_are_kept_by_every_micro_batch_in_flight() -> None:
     )
     each = 2 * 1024 * 1024 * 2 + 2 * (2 * 1024) * 128 * 4
     assert masked.largest["other activations"] - plain.largest["other activations"] == 4 * each
+
+
+def test_masked_attention_with_grouped_heads_needs_no_probabilities() -> None:
+    """Keys and values are kept as they are repeated for a kernel without groups: 2 x (32 - 8) heads of 128, 2 bytes."""
+    plain, masked = (
+        one_rank(
+            gpu_job(PRESETS["llama3-8b"], "zero3", data__sequence_length=16384, data__document_mask=mask),
+            Layout(dp_shard=8),
+        )
+        for mask in (False, True)
+    )
+    more = masked.largest["activations of blocks"] - plain.largest["activations of blocks"]
+    assert more == 32 * 16384 * 2 * 24 * 128 * 2
 
 
 def test_mem_13_selective_recomputation_saves_little_where_attention_is_fused() -> None:

@@ -16,6 +16,7 @@ from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.memory import memory_bytes
 from elastic_train.planner.search import MEMORY, SLOWER, rank_layouts
 from elastic_train.planner.search_bound import Floor
+from elastic_train.planner.search_fit import Fewest, Fit
 from elastic_train.planner.search_memory import MemoryFloor
 from elastic_train.planner.search_options import Mesh
 from elastic_train.planner.search_space import space_of
@@ -192,3 +193,14 @@ def test_a_step_on_many_accelerators_is_found_after_few_looks() -> None:
     assert meshes > 2000
     assert ranking.looked_at < 5000
     assert ranking.best[0].layout.world_size > 8192
+
+
+def test_a_block_that_never_fits_is_known_before_any_number_is_tried() -> None:
+    model = ("model.hidden_size=8192", "model.intermediate_size=28672", "model.vocab_size=512", "parallel.tp=1")
+    space, mesh = space_of(job_of(*model, "parallel.pp=1", "parallel.cp=1"), H100.per_node), Mesh(1, 1, 1, 8)
+    outline, limit = MemoryFloor(space).outline(mesh, fewer=True), 6 * 8192 * 28672 * 3
+    fit = Fit(space, H100, limit)
+    leanest = fit.leanest(mesh)
+    assert leanest is not None and limit < outline <= leanest.fullest.total
+    assert fit.fewest() == Fewest(None, certain=True)
+    assert fit.looked_at == 0
