@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic_train.controller.wire import Connection, Message
 from elastic_train.planner.machines import Told
@@ -22,7 +22,7 @@ class HostRecord:
     byte_address: tuple[str, int]
     pool: str
     joined: float
-    told: Told = Told()
+    told: Told = field(default_factory=Told)
     """what its machine is"""
     ready_since: float | None = None
     trainer_pid: int | None = None
