@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from elastic_train.cli.prices import Price
     from elastic_train.planner.exchange import Exchange
     from elastic_train.planner.memory import RankMemory
-    from elastic_train.planner.search import Candidate, Ranking
+    from elastic_train.planner.ranking import Candidate, Ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _as_is(question: Question, ranking: Ranking) -> str:
     from elastic_train.planner.layouts import NoLayout, choose_layout
     from elastic_train.planner.machines import Machine
     from elastic_train.planner.memory import fullest_rank
-    from elastic_train.planner.search import Candidate
+    from elastic_train.planner.ranking import Candidate
     from elastic_train.planner.step_time import step_time
 
     job, each = question.job, question.accelerator.per_node

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from elastic_train.cli.plan_question import Question
     from elastic_train.config.job import Job
     from elastic_train.config.layout import Layout
-    from elastic_train.planner.search import Candidate
+    from elastic_train.planner.ranking import Candidate
 
 
 def job_text(plan: Candidate, question: Question) -> str:

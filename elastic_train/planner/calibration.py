@@ -1,6 +1,7 @@
 """How fast an accelerator really is, from the steps of a finished run.
 
-Two numbers are fitted: the efficiency of its compute, and one factor for the speeds of its links. What a run tells is
+Two numbers are fitted: the efficiency of its compute, with which goes what a block costs on CPUs whatever its size, as
+the same cores do both, and one factor for the speeds of its links. What a run tells is
 the median time of a step for each layout it went through. With one layout only the efficiency can be told: it takes the
 whole difference, and links stay as they are unless compute at full efficiency is still too slow or too fast for it.
 """
@@ -134,6 +135,7 @@ class _Fit:
             link_latency_seconds=known.link_latency_seconds / links,
             network_latency_seconds=known.network_latency_seconds / links,
             exchange_seconds=known.exchange_seconds / links,
+            block_seconds=known.block_seconds * known.efficiency / efficiency,
         )
 
     def one_layout(self) -> tuple[float, float]:

@@ -9,9 +9,9 @@ from typing import Literal
 
 from elastic_train.config.layout import Layout
 
-Axis = Literal["tp", "cp", "pp", "shard", "replicate", "batch", "stage", "world", "host"]
+Axis = Literal["tp", "cp", "pp", "shard", "replicate", "batch", "stage", "world", "host", "ends"]
 """Groups of ranks (``parallel.mesh``): ``shard`` is dp_shard x cp, ``batch`` dp_replicate x dp_shard x cp.
-``host``: no group, but a rank and its CPU's memory (``parallel.offload``)."""
+``ends``: the first and the last stage. ``host``: no group, but a rank and its CPU's memory (``parallel.offload``)."""
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "copy"]
 Overlap = Literal["nothing", "first forward", "last backward", "backwards", "all passes", "other passes"]
 OVERLAPS: dict[Overlap, str] = {
@@ -62,6 +62,7 @@ def group_sizes(layout: Layout) -> dict[Axis, int]:
         "stage": layout.world_size // layout.pp,
         "world": layout.world_size,
         "host": 2,
+        "ends": layout.pp,
     }
 
 

@@ -42,7 +42,7 @@ class Accelerator:
     fp8_share: float = 0.7
     """share of ``efficiency`` that products in fp8 reach: inputs are scaled and cast around them"""
     transfer_efficiency: float = 0.8
-    """share of its memory, link and network bandwidth that is reached: calibration replaces it"""
+    """share of its memory, link and network bandwidth that is reached"""
     masked_attention: float = 0.5
     """share of ``efficiency`` that attention reaches under a mask, for which torch has no flash kernel"""
     launch_seconds: float = 0.0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import AXES
+from elastic_train.planner.axis_sizes import divisors
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.search import HOST_MEMORY, MEMORY, Ranking
+from elastic_train.planner.ranking import HOST_MEMORY, MEMORY, Ranking
 from elastic_train.planner.search_fit import MOST_GPUS, Fit
 from elastic_train.planner.search_options import Mesh
 from elastic_train.planner.search_space import Space, space_of
@@ -37,7 +39,8 @@ def why_impossible(job: Job, gpus: int, accelerator: Accelerator, memory_limit: 
         return f"parallel: {given} needs {needed} GPUs, and there are {gpus}; {smallest}"
     if (memory := ranking.rejected.get(HOST_MEMORY) or ranking.rejected.get(MEMORY)) is not None:
         changes = _listed(f"; on {_gpus(gpus)} it fits with ", _changes(space, gpus, accelerator, memory_limit))
-        return f"{_gpus(gpus)} cannot hold it: {memory.example}{changes}; {smallest}"
+        text = f"{_gpus(gpus)} cannot hold it" if ranking.certain else f"nothing was found that fits on {_gpus(gpus)}"
+        return f"{text}: {memory.example}{changes}; {smallest}"
     examples = [entry.example for entry in ranking.rejected.values()]
     return f"{examples[0] if examples else f'no layout with {given} uses {_gpus(gpus)}'}; {smallest}"
 
@@ -92,8 +95,8 @@ def _nearest_together(space: Space, sizes: dict[str, int]) -> Iterator[str]:
     taken = {"tp": 1, "cp": 1, "pp": 1}
     for axis in taken:
         if axis in sizes:
-            most = min(sizes[axis], _most(space, axis))
-            fitting = (size for size in range(most, 0, -1) if _valid(space, **(taken | {axis: size})))
+            smaller = [size for size in _candidates(space, axis) if size <= sizes[axis]]
+            fitting = (size for size in reversed(smaller) if _valid(space, **(taken | {axis: size})))
             taken[axis] = next(fitting, 1)
             yield f"parallel.{axis}={taken[axis]}"
 
@@ -101,32 +104,29 @@ def _nearest_together(space: Space, sizes: dict[str, int]) -> Iterator[str]:
 def _nearest_one(space: Space, limit: str, sizes: dict[str, int]) -> Iterator[str]:
     job = space.job
     for axis in ("tp", "cp", "pp"):
-        given, most = sizes.get(axis, 1), _most(space, axis)
-        if given > 1 and (found := _nearest_to(given, lambda size, axis=axis: _valid(space, **{axis: size}), most)):  # type: ignore[misc]
+        given = sizes.get(axis, 1)
+        valid = partial(_valid_size, space, axis)
+        if given > 1 and (found := _nearest_to(given, valid, _candidates(space, axis))):
             yield f"parallel.{axis}={found}"
-    if limit == "sequence_length" and sizes.get("cp", 1) <= job.data.sequence_length:
+    cp = sizes.get("cp", 1)
+    if limit == "sequence_length" and cp <= job.data.sequence_length:
         length = job.data.sequence_length
-        if found := _nearest_to(length, lambda size: _valid(space, length=size), 2 * length):
+        if found := _nearest_to(length, lambda size: _valid(space, length=size), range(cp, 2 * length + 1, cp)):
             yield f"data.sequence_length={found}"
 
 
-def _nearest_to(number: int, valid: Callable[[int], bool], most: int) -> int | None:
-    """The number up to ``most`` with the least difference, the smaller of two, that is another one and valid."""
-    for difference in range(max(1, number - most), number):
-        for other in (number - difference, number + difference):
-            if other <= most and valid(other):
-                return other
-    return None
+def _nearest_to(number: int, valid: Callable[[int], bool], candidates: Sequence[int]) -> int | None:
+    """The candidate with the least difference, the smaller of two, that is another number and valid."""
+    ordered = sorted(candidates, key=lambda other: (abs(other - number), other))
+    return next((other for other in ordered if other != number and valid(other)), None)
 
 
-def _most(space: Space, axis: str) -> int:
-    """No larger size of the axis is valid for any batch: it divides something, or gives every stage a layer."""
+def _candidates(space: Space, axis: str) -> Sequence[int]:
+    """Sizes of the axis that are valid for some batch, and perhaps others, ascending."""
     job = space.job
-    return {
-        "tp": job.model.num_key_value_heads,
-        "cp": job.data.sequence_length,
-        "pp": job.model.num_hidden_layers,
-    }[axis]
+    if axis == "cp":
+        return divisors(job.data.sequence_length)
+    return range(1, 1 + (job.model.num_key_value_heads if axis == "tp" else job.model.num_hidden_layers))
 
 
 def _valid(space: Space, *, length: int | None = None, **sizes: int) -> bool:
@@ -135,6 +135,10 @@ def _valid(space: Space, *, length: int | None = None, **sizes: int) -> bool:
         data = space.job.data.model_copy(update={"sequence_length": length})
         space = Space(space.job.model_copy(update={"data": data}), space.free, space.per_node)
     return violated(*space.easiest(Mesh(**(fixed | sizes), data_ranks=1))) is None
+
+
+def _valid_size(space: Space, axis: str, size: int) -> bool:
+    return _valid(space, **{axis: size})
 
 
 def _largest_tensor_size(space: Space) -> int:

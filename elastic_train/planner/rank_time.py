@@ -27,6 +27,7 @@ _EXCHANGES = {
     "tp": "tensor parallel exchanges",
     "cp": "context parallel exchanges",
     "pp": "pipeline sends",
+    "ends": "pipeline sends",
     "stage": "matrices exchanged",
     "world": "loss and norm",
     "host": "copies from and to CPU memory",

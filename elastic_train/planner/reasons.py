@@ -8,7 +8,7 @@ from typing import Any
 from elastic_train.config.sizes import gib
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.memory import memory_bytes
-from elastic_train.planner.search import Candidate, Ranking
+from elastic_train.planner.ranking import Candidate, Ranking
 
 TIGHT = 0.95
 """Above this share of the limit fragmentation or a larger workspace may be too much."""

@@ -16,54 +16,21 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.held import Held
 from elastic_train.planner.host_memory import host_problem
 from elastic_train.planner.memory import fullest_rank
+from elastic_train.planner.ranking import HOST_MEMORY, MEMORY, SLOWER, Candidate, Ranking, Rejected
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_fit import Fit
 from elastic_train.planner.search_memory import MemoryFloor
 from elastic_train.planner.search_options import Mesh, Schedule, Sharing
 from elastic_train.planner.search_space import Space, space_of
-from elastic_train.planner.step_time import StepTime, step_time
+from elastic_train.planner.step_time import step_time
 
 SHOWN = 8
-MEMORY, HOST_MEMORY, SLOWER = "memory", "host memory", "slower"
+_TIGHT = 3
+"""Where all meshes need more than this part of the limit by the quickest bound, it is asked first whether any fits."""
 _EXAMPLES = 4
 """Meshes that do not fit of which one is shown: the one that misses by least."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate(Held):
-    """What a layout with its options holds, and how long its step takes."""
-
-    time: StepTime
-
-
-@dataclass(slots=True)
-class Rejected:
-    """Meshes (of violated constraints: sizes of an axis) that one limit rules out, and the one nearest to it."""
-
-    limit: str
-    """``memory``, ``host memory``, ``slower`` (cannot be among those shown) or the field of a violated constraint"""
-    count: int = 0
-    example: str = ""
-    excess: float = math.inf
-
-
-@dataclass(slots=True)
-class Ranking:
-    """The answer to a search: fastest first."""
-
-    best: list[Candidate] = field(default_factory=list)
-    rejected: dict[str, Rejected] = field(default_factory=dict)
-    looked_at: int = 0
-    """combinations whose time was computed"""
-
-    def reject(self, limit: str, example: str, excess: float = 0.0, count: int = 1) -> None:
-        entry = self.rejected.setdefault(limit, Rejected(limit))
-        entry.count += count
-        if excess < entry.excess:
-            entry.example, entry.excess = example, excess
 
 
 def rank_layouts(
@@ -127,14 +94,10 @@ class _Search:
         """seconds that a further mesh must beat"""
 
     def run(self, gpus: int) -> Ranking:
-        for mesh in self._space.widest(gpus):
-            if self._memory.outline(mesh, fewer=True) > self._limit:
-                self._meshes[mesh] = _Found(too_big=True, as_big=self._space.narrower_count(mesh))
-                continue
+        for mesh in self._possible_meshes(gpus):
             self._push(self._floor.of(mesh), mesh, None)
-            if not self._narrows:
-                for narrower in self._space.narrower(mesh):
-                    self._push(self._floor.of(narrower), narrower, None)
+            for narrower in iter(()) if self._narrows else self._space.narrower(mesh):
+                self._push(self._floor.of(narrower), narrower, None)
         while self._queue and self._queue[0][0] <= self._slowest:
             floor, _, mesh, way = heapq.heappop(self._queue)
             if way is None:
@@ -143,9 +106,20 @@ class _Search:
             elif floor < self._meshes[mesh].seconds:
                 self._run(mesh, way)
         answer = self._ranking()
+        answer.certain = self._fit.patient
         for problem in self._space.forbidden(gpus):
             answer.reject(*problem)
         return answer
+
+    def _possible_meshes(self, gpus: int) -> list[Mesh]:
+        """The widest meshes but those that are known to need too much memory, whatever their data ranks."""
+        least = {mesh: self._memory.outline(mesh, fewer=True) for mesh in self._space.widest(gpus)}
+        possible = [mesh for mesh, size in least.items() if size <= self._limit]
+        if min(least.values(), default=0) > self._limit / _TIGHT and not self._fit.some(possible):
+            possible = []
+        for mesh in sorted(least.keys() - set(possible)):
+            self._meshes[mesh] = _Found(too_big=True, as_big=self._space.narrower_count(mesh))
+        return possible
 
     def _push(self, floor: float, mesh: Mesh, way: Way | None) -> None:
         self._pushed += 1
@@ -230,13 +204,20 @@ class _Search:
             found.problem = found.problem or problem
             return False
         self._looked_at += 1
+        fullest = None
+        if found.seconds == self._slowest == math.inf:
+            # No time could rule it out.
+            fullest = fullest_rank(job, layout)
+            if fullest.total > self._limit:
+                found.too_big = True
+                return False
         time = step_time(job, layout, self._accelerator)
         if time.total >= found.seconds:
             return True
         if time.total > self._slowest:
             found.slower = min(found.slower, time.total)
             return True
-        fullest = fullest_rank(job, layout)
+        fullest = fullest or fullest_rank(job, layout)
         if fullest.total > self._limit:
             found.too_big = True
             return False
@@ -264,9 +245,7 @@ class _Search:
                 seconds = found.best.time.total
                 answer.reject(SLOWER, f"{found.best.layout} takes {seconds:.4g} s a step", seconds)
             elif (least := min(waiting.get(mesh, math.inf), found.slower)) < math.inf:
-                answer.reject(
-                    SLOWER, f"{_name(mesh)} takes at least {least:.4g} s a step", least, 1 + unseen.get(mesh, 0)
-                )
+                answer.reject(SLOWER, f"{mesh} takes at least {least:.4g} s a step", least, 1 + unseen.get(mesh, 0))
             elif found.problem is not None and (found.problem[0] == HOST_MEMORY or not found.too_big):
                 answer.reject(*found.problem)
             else:
@@ -280,15 +259,12 @@ class _Search:
 
     def _tell_memory(self, answer: Ranking, too_big: list[Mesh]) -> None:
         """Only those are looked at for an example that by the bound miss by least."""
-        for mesh in heapq.nsmallest(_EXAMPLES, too_big, key=lambda mesh: (self._memory.outline(mesh), mesh)):
+        for mesh in heapq.nsmallest(
+            _EXAMPLES, too_big, key=lambda mesh: (self._memory.outline(mesh, fewer=True), mesh)
+        ):
             if (held := self._fit.leanest(mesh)) is not None:
                 answer.reject(MEMORY, held.too_much(self._limit), held.fullest.total)
         if too_big:
             answer.rejected.setdefault(MEMORY, Rejected(MEMORY)).count = sum(
                 1 + self._meshes[mesh].as_big for mesh in too_big
             )
-
-
-def _name(mesh: Mesh) -> str:
-    sizes = {"pp": mesh.pp, "dp": mesh.data_ranks, "cp": mesh.cp, "tp": mesh.tp}
-    return " x ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) or "single"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from elastic_train.planner.constraints import violated
@@ -19,7 +20,7 @@ MOST_GPUS = 1 << 20
 """No answer is looked for beyond."""
 _LOOKS = 4
 """Of the options that need least by the bound so many are looked at, to find those that need least."""
-_PATIENCE = 1000
+_PATIENCE = 400
 """Meshes that fit by the quickest bound, looked at for one answer: it then comes after some two seconds."""
 
 
@@ -62,11 +63,23 @@ class Fit:
         held = (question for question in asked if host_problem(*question, self._chip) is None)
         return any(fullest_rank(*question).total <= self._limit for question in held)
 
+    def some(self, widest: Sequence[Mesh]) -> bool:
+        """Whether any of these fits, or one with fewer data ranks; False, too, where patience ends before one is found.
+
+        Those that by the bound need least come first.
+        """
+        for _, mesh in sorted((self._floor.outline(mesh, fewer=True), mesh) for mesh in widest):
+            if not self.patient:
+                return False
+            if any(self.fits(replace(mesh, data_ranks=ranks)) for ranks in self._ends(mesh)):
+                return True
+        return False
+
     def first(self, gpus: int) -> Held | None:
         """What fits of the smallest tp, then pp and cp, on at most ``gpus``; None if nothing was found."""
         for widest in sorted(self._space.widest(gpus)):
             if self._floor.outline(widest, fewer=True) <= self._limit and self.patient:
-                for ranks in sorted({end for span in self._spans(widest) for end in (span[0], span[-1])}):
+                for ranks in self._ends(widest):
                     if self.fits(mesh := replace(widest, data_ranks=ranks)):
                         return self.leanest(mesh)
         return None
@@ -97,6 +110,10 @@ class Fit:
         if not room or not fits(span[room - 1]):
             return most
         return needed(span[bisect.bisect_left(span, True, hi=room - 1, key=fits)])
+
+    def _ends(self, widest: Mesh) -> list[int]:
+        """Data ranks, of which some fit if any do."""
+        return sorted({end for span in self._spans(widest) for end in (span[0], span[-1])})
 
     def _spans(self, widest: Mesh) -> list[range]:
         """Numbers of data ranks of which, in each, more never need more memory.

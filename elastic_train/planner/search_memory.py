@@ -30,6 +30,17 @@ class _Resident(NamedTuple):
     """bytes of whole gradients that wait for the last micro-batch"""
 
 
+class _State(NamedTuple):
+    """Bytes that no strategy holds less of on a rank."""
+
+    whole: int
+    """weights in the precision of compute: of the stage, or of what is outside the blocks"""
+    whole_or_shared: int
+    """masters that are those weights as well"""
+    shared: int
+    """masters and moments"""
+
+
 Way = tuple[Sharing, Schedule, int, str]
 """Sharing, schedule, micro-batch, what is recomputed."""
 
@@ -48,6 +59,9 @@ class MemoryFloor:
         self._lost: dict[tuple[int, int, int, bool], int] = {}
         self._jobs: dict[tuple[str, bool, Schedule], Job] = {}
         self._blocks: dict[tuple[int, tuple[str, int]], dict[int, RankBlocks]] = {}
+        self._least_states: dict[tuple[int, int, tuple[str, int]], list[tuple[int, RankBlocks, _State]]] = {}
+        self._outlines: dict[Mesh, int] = {}
+        """of meshes and those with fewer data ranks"""
         job = space.job
         device = job.hosts.device
         self._slack = 1 + SLACK[device] if SLACK_LIMIT[device] is None else 1.0
@@ -93,22 +107,28 @@ class MemoryFloor:
 
         ``fewer``: at most that of the mesh with fewer data ranks, too. Then some micro-batch is in flight.
         """
-        size = self._space.micro_batches()[0]
+        if not fewer:
+            return self._outline(mesh, fewer=False)
+        if mesh not in self._outlines:
+            self._outlines[mesh] = self._outline(mesh, fewer=True)
+        return self._outlines[mesh]
+
+    def _outline(self, mesh: Mesh, *, fewer: bool) -> int:
+        size, shards = self._space.micro_batches()[0], self._most_shards(mesh)
         context = self._space.contexts(mesh.tp, mesh.cp)[-1]
         enough = mesh.pp == 1 or -(-self._space.slots // mesh.data_ranks) >= mesh.pp
         some = fewer or "pipeline" not in self._space.free
-        found = []
+        logits, found = self._logits(mesh, size), []
         for schedule in self._space.pipelines(mesh.pp):
             if some or enough != (schedule.pipeline == "gpipe"):
                 count = self._count(mesh, schedule, size)
                 kept = self._kept_by_block(mesh, context, size, self._most_recomputed(mesh, schedule))
-                received = self._received(mesh, count * size)
-                most = 0
-                for number, rank in self._telling(mesh.pp, schedule).items():
+                received, most = self._received(mesh, count * size), 0
+                for number, rank, state in self._states(mesh, schedule):
                     flying = 1.0 if fewer else self._flying(schedule, mesh.pp, number, count)
-                    passing = flying * rank.blocks * kept + _receiving(rank) * received
-                    passing += self._logits(mesh, size) if rank.last else 0
-                    most = max(most, int(self._state(mesh, rank) + passing * self._slack))
+                    passing = flying * rank.blocks * kept + _receiving(rank) * received + rank.last * logits
+                    held = max(state.whole, state.whole_or_shared / shards) + state.shared / shards
+                    most = max(most, int(held + passing * self._slack))
                 found.append(most)
         return max(min(found), self._largest // mesh.tp) + self._runtime if found else 0
 
@@ -152,22 +172,29 @@ class MemoryFloor:
         job = self._space.job
         return sequences * job.data.sequence_length // (mesh.cp * mesh.tp) * job.model.hidden_size * self._number
 
-    def _state(self, mesh: Mesh, rank: RankBlocks) -> float:
-        """What no strategy holds less of: weights in one precision or the other, masters and moments."""
-        job, shards = self._space.job, self._most_shards(mesh)
+    def _states(self, mesh: Mesh, schedule: Schedule) -> list[tuple[int, RankBlocks, _State]]:
+        """Of the ranks that tell."""
+        key = (mesh.tp, mesh.pp, schedule[:2])
+        if key not in self._least_states:
+            telling = self._telling(mesh.pp, schedule)
+            self._least_states[key] = [(number, rank, self._state(mesh, rank)) for number, rank in telling.items()]
+        return self._least_states[key]
+
+    def _state(self, mesh: Mesh, rank: RankBlocks) -> _State:
+        job = self._space.job
         block, outside = units_of(job.model, mesh.tp, 1)
-        outer = outside[True, True].whole if mesh.pp == 1 else 0
-        if mesh.pp > 1:
-            outer = outside[rank.first, False].whole if rank.first else 0
-            outer += outside[False, True].whole if rank.last else 0
+        if mesh.pp == 1:
+            outer = outside[True, True].whole
+        else:
+            outer = rank.first * outside[True, False].whole + rank.last * outside[False, True].whole
         whole = rank.blocks * block.whole + outer
-        gathered = whole if mesh.pp > 1 or self._keeps else outer
+        gathered = self._number * (whole if mesh.pp > 1 or self._keeps else outer)
         if job.parallel.offload:
-            return self._number * gathered
+            return _State(gathered, 0, 0)
         moments = (moments_of(job.optimizer).matrix + (FLOAT32 if job.training.ema_decay is not None else 0)) * whole
         if numbers_of(job).separate_master:
-            return self._number * gathered + (FLOAT32 * whole + moments) / shards
-        return FLOAT32 * max(gathered, whole / shards) + moments / shards
+            return _State(gathered, 0, FLOAT32 * whole + moments)
+        return _State(gathered, FLOAT32 * whole, moments)
 
     def _most_shards(self, mesh: Mesh) -> int:
         """Ranks that can share the state."""

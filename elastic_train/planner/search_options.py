@@ -60,6 +60,11 @@ class Mesh:
     def world_size(self) -> int:
         return self.tp * self.pp * self.cp * self.data_ranks
 
+    def __str__(self) -> str:
+        """Axes larger than one, the data axis as ``dp``; ``single`` when there is none."""
+        sizes = {"pp": self.pp, "dp": self.data_ranks, "cp": self.cp, "tp": self.tp}
+        return " x ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) or "single"
+
 
 @dataclass(frozen=True, slots=True)
 class Sharing:

@@ -44,15 +44,14 @@ class Space:
     free: frozenset[str]
     per_node: int
     _contexts: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict, compare=False)
-    """by tp and cp, as far as they were asked for"""
+    """by tp and cp, as far as they were asked for, as all that follow"""
     _schedules: dict[tuple[int, tuple[str, ...]], list[Schedule]] = field(default_factory=dict, compare=False)
-    """by pp and contexts, likewise"""
+    """by pp and contexts"""
     _trainings: dict[tuple[int, str], TrainingConfig] = field(default_factory=dict, compare=False)
     """by micro-batch and kind of recomputation"""
     _layouts: dict[tuple[Mesh, Sharing, Schedule], tuple[ParallelConfig, Layout]] = field(
         default_factory=dict, compare=False
     )
-    """by what they are made of"""
 
     def meshes(self, gpus: int) -> Iterator[Mesh]:
         """Every mesh of at most ``gpus`` that is worth a look: at most two for each number of micro-batches."""
@@ -150,8 +149,7 @@ class Space:
         if "micro_batch" not in self.free:
             return [self.job.training.micro_batch]
         total = self.job.training.global_batch
-        powers = (1 << exponent for exponent in range(LARGEST_MICRO_BATCH.bit_length()))
-        return [size for size in powers if total % size == 0]
+        return [1 << power for power in range(LARGEST_MICRO_BATCH.bit_length()) if total % (1 << power) == 0]
 
     def ways(self, mesh: Mesh) -> Iterator[tuple[Schedule, int]]:
         """Schedules with sizes of a micro-batch of which every data rank gets one.

@@ -206,7 +206,7 @@ class _Rank:
             rows = -(-model.vocab_size // layout.tp)
             rows = -(-rows // layout.shards) if self.cut else rows
             table = rows * model.hidden_size * size
-            yield exchange(layout, "pp", "gradient of the tied embedding", "send", 1, table, dtype)
+            yield exchange(layout, "ends", "gradient of the tied embedding", "send", 1, table, dtype)
 
     def matrices(self) -> Iterator[Exchange]:
         """muon: parts to the rank that orthogonalises a matrix, and the result to all ranks that hold some of it.

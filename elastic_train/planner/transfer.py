@@ -26,7 +26,11 @@ def spreads(layout: Layout, per_node: int) -> dict[Axis, Spread]:
     found: dict[Axis, Spread] = {}
     for axis, ranks in group_sizes(layout).items():
         apart = {"cp": layout.tp, "shard": layout.tp, "batch": layout.tp}.get(axis, 1)
-        apart = {"replicate": layout.tp * layout.shards, "pp": layout.world_size // layout.pp}.get(axis, apart)
+        apart = {
+            "replicate": layout.tp * layout.shards,
+            "pp": layout.world_size // layout.pp,
+            "ends": layout.world_size // layout.pp,
+        }.get(axis, apart)
         here = min(ranks, max(1, per_node // apart))
         found[axis] = Spread(ranks, here, math.ceil(ranks / here))
     return found
@@ -44,13 +48,12 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
         bandwidth = accelerator.host_link_bytes_per_second * share
         return each.count * (each.payload_bytes / bandwidth + accelerator.link_latency_seconds)
     spread, payload = spreads(layout, accelerator.per_node)[each.axis], each.payload_bytes
-    ranks, here, nodes = spread.ranks, spread.here, spread.nodes
-    link = accelerator.link_between(2 if each.collective == "send" else here) * share
-    network = accelerator.network_bytes_per_second * share
     if each.collective == "send":
-        inside = layout.world_size <= accelerator.per_node
-        seconds = payload / (link if inside else network)
-    elif each.collective == "all_to_all":
+        return each.count * _send_seconds(payload, _sent_outside(each.axis, spread), share, accelerator)
+    ranks, here, nodes = spread.ranks, spread.here, spread.nodes
+    link = accelerator.link_between(here) * share
+    network = accelerator.network_bytes_per_second * share
+    if each.collective == "all_to_all":
         seconds = payload / ranks * max((here - 1) / link, (ranks - here) / network)
     else:
         outside = payload * sent_share(each.collective, nodes) / (here * network)
@@ -59,10 +62,24 @@ def transfer_seconds(each: Exchange, layout: Layout, accelerator: Accelerator) -
     return each.count * (seconds + _hops(each.collective, here, nodes, accelerator))
 
 
+def _send_seconds(payload: float, outside: float, share: float, accelerator: Accelerator) -> float:
+    """Of one send; ``outside``: how many of all leave the node."""
+    link = payload / (accelerator.link_between(2) * share) + accelerator.link_latency_seconds
+    network = payload / (accelerator.network_bytes_per_second * share) + accelerator.network_latency_seconds
+    return (1 - outside) * link + outside * network + accelerator.exchange_seconds
+
+
+def _sent_outside(axis: Axis, spread: Spread) -> float:
+    """Of the sends of a pipeline's slowest rank: it is the last on its node, and its other neighbour is on the same."""
+    if spread.nodes == 1:
+        return 0.0
+    return 1.0 if spread.here == 1 or axis == "ends" else 0.5
+
+
 def _hops(collective: str, here: int, nodes: int, accelerator: Accelerator) -> float:
     """Seconds of latency."""
     link, network = accelerator.link_latency_seconds, accelerator.network_latency_seconds
-    if collective in ("send", "all_to_all"):
+    if collective == "all_to_all":
         return link if nodes == 1 else network
     ring = (here - 1) * link + (nodes - 1) * network
     if collective != "all_reduce":

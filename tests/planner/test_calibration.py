@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,8 +32,6 @@ def lines(layouts: list[Layout], chip: Accelerator, steps: int = 12) -> list[dic
 
 
 def machine(efficiency: float, links: float) -> Accelerator:
-    from dataclasses import replace
-
     known = accelerator("h100-80gb")
     return replace(
         known,
@@ -49,6 +48,17 @@ def test_one_layout_tells_the_efficiency() -> None:
     assert found.accelerator.efficiency == pytest.approx(0.31, rel=1e-6)
     assert found.link_factor == 1
     assert found.worst < 1e-6
+
+
+def test_cores_of_half_the_speed_take_twice_as_long_for_what_a_block_costs_anyway() -> None:
+    known = accelerator("cpu")
+    slow = replace(known, efficiency=known.efficiency / 2, block_seconds=known.block_seconds * 2)
+    job = parse_job(LLAMA, ["hosts.device=cpu", "training.precision=fp32", "model.num_hidden_layers=2"])
+    seconds = step_time(job, Layout(dp_shard=4), slow).total
+    log = [{"generation": 1, "layout": "dp_shard4", "seconds": seconds} for _ in range(6)]
+    found = calibrate(job, log, [], known).accelerator
+    assert found.efficiency == pytest.approx(slow.efficiency, rel=1e-6)
+    assert found.block_seconds == pytest.approx(slow.block_seconds, rel=1e-6)
 
 
 def test_several_layouts_tell_the_links_as_well() -> None:

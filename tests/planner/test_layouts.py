@@ -94,6 +94,17 @@ def test_choice(hosts: int, overrides: tuple[str, ...], layout: Layout, spares: 
     assert choice.reasons
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_hsdp_takes_the_fastest_of_all_splits(device: str) -> None:
+    """Small models on many hosts wait for hops: short rings of few shards are faster than one long one."""
+    job = job_of("parallel.data=hsdp", f"hosts.device={device}", "training.global_batch=512", "training.micro_batch=1")
+    nodes, search = [8] * 8, LayoutSearch(job, 8)
+    splits = [Layout(dp_replicate=2**power, dp_shard=64 // 2**power) for power in range(1, 6)]
+    fastest = min(splits, key=lambda layout: search.time(layout).total)
+    assert choose_layout(job, nodes).layout == fastest
+    assert fastest.dp_replicate > 2
+
+
 def test_too_few_hosts_says_how_many_would_do() -> None:
     with pytest.raises(
         NoLayout, match=r"3 hosts cannot hold parallel.pp=2 x parallel.tp=2: at least 4 hosts are needed"

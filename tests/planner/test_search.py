@@ -14,7 +14,8 @@ from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.constraints import violated
 from elastic_train.planner.hardware_table import accelerator
 from elastic_train.planner.memory import memory_bytes
-from elastic_train.planner.search import MEMORY, SLOWER, rank_layouts
+from elastic_train.planner.ranking import MEMORY, SLOWER
+from elastic_train.planner.search import rank_layouts
 from elastic_train.planner.search_bound import Floor
 from elastic_train.planner.search_fit import Fewest, Fit
 from elastic_train.planner.search_memory import MemoryFloor
@@ -204,3 +205,49 @@ def test_a_block_that_never_fits_is_known_before_any_number_is_tried() -> None:
     assert leanest is not None and limit < outline <= leanest.fullest.total
     assert fit.fewest() == Fewest(None, certain=True)
     assert fit.looked_at == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gib", "overrides"),
+    [
+        (8, 24, ()),
+        (64, 8, ("parallel.pp=2", "parallel.data=hsdp")),
+        (1 << 20, 4, ()),
+        (1 << 20, 24, ("training.recompute=none", "training.micro_batch=64", "parallel.data=ddp", "parallel.cp=1")),
+    ],
+)
+def test_what_does_not_fit_is_known_after_few_looks(gpus: int, gib: int, overrides: tuple[str, ...]) -> None:
+    job, limit = job_of("model.preset=llama3-405b", *overrides, text=LLAMA), gib * 2**30
+    ranking = rank_layouts(job, gpus, H100, limit)
+    assert not ranking.best
+    assert ranking.looked_at < 100
+    assert "biggest term is" in ranking.rejected[MEMORY].example
+    fit = Fit(space_of(job, H100.per_node), H100, limit)
+    fit.fewest()
+    assert fit.looked_at <= 500
+
+
+def test_the_fewest_accelerators_are_what_trying_each_number_finds() -> None:
+    for overrides in ((), ("parallel.tp=2", "parallel.pp=2"), ("parallel.data=ddp", "parallel.cp=1")):
+        job = job_of(*overrides)
+        for limit in (1600, 2000):
+            tried = (count for count in range(1, 17) if rank_layouts(job, count, H100, limit * 2**20, shown=1).best)
+            assert Fit(space_of(job, H100.per_node), H100, limit * 2**20).fewest().count == next(tried, None)
+
+
+def test_patience_ends() -> None:
+    fit = Fit(space_of(job_of(text=LLAMA), H100.per_node), H100, 40 * 2**30)
+    fit.looked_at = 10**6
+    assert not fit.fewest().certain
+    assert not fit.some(list(space_of(job_of(text=LLAMA), H100.per_node).widest(64)))
+    assert fit.first(64) is None
+
+
+def test_released_weights_come_anew_where_one_accelerator_cannot_keep_them() -> None:
+    """Offloaded state, alone: nothing is shared, but gathered from CPU memory."""
+    job = job_of("parallel.offload=true", "model.num_hidden_layers=64", "training.micro_batch=1")
+    kept = rank_layouts(job, 1, H100).best[0]
+    assert not kept.options["reshard_after_forward"]
+    released = rank_layouts(job, 1, H100, kept.fullest.total * 3 // 4).best[0]
+    assert released.options["reshard_after_forward"]
+    assert released.time.total > kept.time.total

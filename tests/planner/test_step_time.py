@@ -53,6 +53,25 @@ def test_a_ring_goes_through_the_cards_of_all_its_ranks_of_a_node() -> None:
     assert transfer_seconds(inside, Layout(dp_shard=8), NO_LATENCY) == pytest.approx(3 * 1e9 * 7 / 8 / 450e9)
 
 
+@pytest.mark.parametrize(
+    ("layout", "outside", "ends"),
+    [
+        (Layout(pp=4, tp=2), 0.0, 0.0),
+        (Layout(pp=4, tp=4), 0.5, 1.0),  # two stages on a node: one of the two neighbours is elsewhere
+        (Layout(pp=16), 0.5, 1.0),
+        (Layout(pp=2, tp=8), 1.0, 1.0),
+    ],
+)
+def test_a_stage_sends_to_another_node_where_its_neighbour_is_there(
+    layout: Layout, outside: float, ends: float
+) -> None:
+    """1 GB takes 1 / 450 s on links, 1 / 50 s on the network."""
+    for axis, share in (("pp", outside), ("ends", ends)):
+        sent = exchange(layout, axis, "activations", "send", 3, 1e9, "bfloat16")  # type: ignore[arg-type]
+        seconds = 3 * ((1 - share) / 450 + share / 50)
+        assert transfer_seconds(sent, layout, NO_LATENCY) == pytest.approx(seconds)
+
+
 def test_small_exchanges_are_a_matter_of_hops() -> None:
     layout = Layout(dp_shard=1024)
     for collective, hops in (("all_gather", 127 * 5e-6 + 7 * 2e-6), ("all_reduce", 2 * (7 * 5e-6 + 7 * 2e-6))):

@@ -194,6 +194,7 @@ AXES_OF = {
     "tp": {"tp"},
     "cp": {"cp"},
     "pp": {"pp"},
+    "ends": {"pp"},
     "shard": {"dp_shard", "cp"},
     "replicate": {"dp_replicate"},
     "batch": {"dp_replicate", "dp_shard", "cp"},
