@@ -63,7 +63,8 @@ def test_the_bound_of_a_search_is_still_one(cores: int | None) -> None:
 def test_a_run_with_threads_teaches_the_efficiency_of_one() -> None:
     """Else a plan with another number of threads would be off by their ratio."""
     machine, true = replace(CPU, computing_at_once=8), 0.31
-    took = step_time(job_of(4), Layout(), replace(machine, efficiency=true)).total
+    slower = replace(machine, efficiency=true, block_seconds=machine.block_seconds * machine.efficiency / true)
+    took = step_time(job_of(4), Layout(), slower).total
     lines = [{"generation": 1, "layout": "single", "step": step, "seconds": took} for step in range(1, 9)]
     learnt = calibrate(job_of(4), lines, [], machine).accelerator
     assert learnt.efficiency == pytest.approx(true, rel=1e-3)
