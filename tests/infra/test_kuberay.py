@@ -105,7 +105,7 @@ POD = "spec.headGroupSpec.template"
         ("job-gpu", "RayJob", "spec.runtimeEnvYAML", {"env_vars": {}}, "env_vars"),
         ("job-gpu", "RayJob", "spec.metadata.grace_seconds", 60, "60 is not of type"),
         ("job-gpu", "RayJob", "spec.rayClusterSpec.workerGroupSpecs.0.groupname", "a", "groupname"),
-        ("job-gpu", "RayJob", "spec.submitterPodTemplate.spec.restartPolicy", None, "restartPolicy"),
+        ("job-gpu", "RayJob", "spec.submitterPodTemplate.spec.restartPolcy", "Never", "restartPolcy"),
         ("kueue", "ClusterQueue", "spec.preemption.withinClusterQueue", "Always", "Always"),
         ("kueue", "ClusterQueue", "spec.resourceGroups.0.flavors.0.resources.0.quota", 1, "quota"),
         ("kueue", "ClusterQueue", "spec.resourceGroups.0.coveredResources", [], "[]"),
