@@ -99,41 +99,64 @@ class Project:
         return [json.loads(line) for line in (self.runs / job / "steps.jsonl").read_text().splitlines()]
 
 
-def test_from_text_to_a_model_that_is_trained_further(cluster: LocalCluster, tmp_path: Path) -> None:
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(f"{number}: to be or not to be, that is the question\n" * 10)
+    return folder
+
+
+@pytest.mark.timeout(600)
+def test_from_texts_to_a_model_that_is_trained_further(cluster: LocalCluster, texts: Path, tmp_path: Path) -> None:
     """Every script and every file of jobs/, one after the other, as the pages tell it; only smaller."""
     project = Project(cluster, tmp_path)
-    runs = project.runs
-    text, data, model = tmp_path / "text.txt", runs / "data" / "text", runs / "models" / "quickstart"
-    text.write_text("to be or not to be, that is the question\n" * 200)
-    places = (f"prepare_data.inputs=[{text}]", f"prepare_data.output={data}", "prepare_data.vocab_size=280")
+    runs, data, model = project.runs, project.runs / "data" / "first", project.runs / "models" / "quickstart"
+    places = (f"prepare_data.inputs=[{texts}]", f"prepare_data.output={data}", "prepare_data.vocab_size=280")
     assert "vocabulary: 280" in project.script("prepare_data", "prepare_data", *places)
-
-    kept, steps = f"storage.uri={runs}", ("training.steps=30", "optimizer.learning_rate=1e-2")
-    sent = project.submit("quickstart", kept, f"data.uri={data}", *steps, *SMALL)
+    steps = ("training.steps=30", "optimizer.learning_rate=1e-2")
+    sent = project.submit("quickstart", f"storage.uri={runs}", f"data.uri={data}", *steps, *SMALL)
     assert sent[0].startswith("submission: quickstart-")
     assert sent[-1] == f"{sent[0].split()[1]}: SUCCEEDED"
-    pretrained = project.steps("quickstart")
-    assert [line["step"] for line in pretrained] == list(range(1, 31))
+    losses = [line["loss"] for line in project.steps("quickstart")]
+    assert len(losses) == 30
     project.submit("export", f"export_hf.storage={runs}", f"export_hf.out={model}")
-
-    more = ("--input", str(text), "--output", str(runs / "data" / "more"), "--tokenizer", str(model))
+    more = ("--input", str(texts), "--output", str(runs / "data" / "more"), "--tokenizer", str(model))
     assert elastic_train("data", "prepare", *more, cwd=tmp_path).returncode == 0
-    own = (kept, f"init_from={model}", f"data.uri={runs}/data/more", "training.steps=4", "training.ema_decay=0.5")
-    judged = ("checkpoint.every_steps=2", "evaluation.every_steps=2", f"evaluation.uri={data}", "evaluation.samples=5")
     for name in FINETUNING:
-        done = project.script("finetune", name, *own, *judged, *SMALL)
-        assert " succeeded" in ray_job(cluster, project.here, "status", submission(done)).stdout
-        trained = project.steps(name)
-        assert [line["step"] for line in trained] == [1, 2, 3, 4]
-        assert trained[0]["loss"] < (pretrained[0]["loss"] + pretrained[-1]["loss"]) / 2
-        assert (runs / name / "checkpoints" / "step-00000004-c1.json").is_file()
-        asked = (f"evaluate.checkpoint={name}@2", f"evaluate.storage={runs}", "evaluate.json=true")
-        told = project.script("evaluate", "evaluate", *asked, "evaluate.data=null", "evaluate.samples=null")
-        found = json.loads(told[told.index("{") : told.rindex("}") + 1])
-        assert (found["step"], found["samples"]) == (2, 5)
-        losses = {loss: trained[1][loss] for loss in ("eval_loss", "eval_loss_ema")}
-        assert {loss: found[loss] for loss in losses} == pytest.approx(losses, rel=1e-6)
-        assert losses["eval_loss"] != losses["eval_loss_ema"]
+        trained = finetuned(project, name, f"init_from={model}", f"data.uri={runs}/data/more", f"evaluation.uri={data}")
+        assert trained[0]["loss"] < (losses[0] + losses[-1]) / 2
+        assert judged(project, f"{name}@2") == pytest.approx(
+            {
+                "step": 2,
+                "samples": 5,
+                "eval_loss": trained[1]["eval_loss"],
+                "eval_loss_ema": trained[1]["eval_loss_ema"],
+            },
+            rel=1e-6,
+        )
+        assert trained[1]["eval_loss"] != trained[1]["eval_loss_ema"]
+
+
+def finetuned(project: Project, name: str, *places: str) -> list[dict[str, float]]:
+    """Lines of the four steps of the job in NAME.yaml."""
+    often = ("training.steps=4", "checkpoint.every_steps=2", "evaluation.every_steps=2", "evaluation.samples=5")
+    overrides = (f"storage.uri={project.runs}", *places, *often, *SMALL, "training.ema_decay=0.5")
+    told = project.script("finetune", name, *overrides)
+    assert " succeeded" in ray_job(project.cluster, project.here, "status", submission(told)).stdout
+    steps = project.steps(name)
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert (project.runs / name / "checkpoints" / "step-00000004-c1.json").is_file()
+    return steps
+
+
+def judged(project: Project, checkpoint: str) -> dict[str, float]:
+    """What `evaluate` finds, with the data of the job's own evaluation."""
+    own = (f"evaluate.storage={project.runs}", "evaluate.data=null", "evaluate.samples=null", "evaluate.json=true")
+    told = project.script("evaluate", "evaluate", f"evaluate.checkpoint={checkpoint}", *own)
+    found: dict[str, float] = json.loads(told[told.index("{") : told.rindex("}") + 1])
+    return {key: found[key] for key in ("step", "samples", "eval_loss", "eval_loss_ema")}
 
 
 def test_job_script_fails(cluster: LocalCluster, folder: Path) -> None:
