@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -17,7 +18,8 @@ from elastic_train.controller.ray_nodes import all_seats
 
 _LOOK_SECONDS = 2.0
 _ANSWER_SECONDS = 0.5
-"""Who does not answer within that, as a frozen coordinator, is not waited for."""
+_BELIEVED_SECONDS = 30.0
+"""So long counts the last answer of a coordinator that is too busy to answer in time, or frozen."""
 
 
 class OtherJobs:
@@ -31,7 +33,8 @@ class OtherJobs:
     def __init__(self, own: str, tell: Callable[[list[str]], Any]) -> None:
         self._own, self._tell = own, tell
         self._looked: float | None = None
-        self._waiting: dict[str, int] = {}
+        self._heard: dict[str, tuple[float, int]] = {}
+        """name of a job -> when it answered (monotonic clock), and how many hosts it lacked"""
         self._told: list[str] = []
 
     def waiting(self) -> dict[str, int]:
@@ -42,8 +45,10 @@ class OtherJobs:
         """
         now = time.monotonic()
         if self._looked is None or now - self._looked >= _LOOK_SECONDS:
-            self._waiting, self._looked = self._ask(), now
-        return self._waiting
+            self._looked = now
+            self._listen(self._questions())
+        lacking = {name: hosts for name, (heard, hosts) in self._heard.items() if now - heard < _BELIEVED_SECONDS}
+        return {name: hosts for name, hosts in sorted(lacking.items()) if hosts}
 
     def leave_seats_to(self, names: list[str]) -> None:
         """Say so once; [] when seats are not left to anybody any more."""
@@ -51,7 +56,8 @@ class OtherJobs:
             self._told = names
             self._tell(names)
 
-    def _ask(self) -> dict[str, int]:
+    def _questions(self) -> dict[Any, str]:
+        """What each of the other coordinators is asked -> name of its job."""
         questions = {}
         for actor in ray.util.list_named_actors(all_namespaces=True):
             prefix, _, name = actor["name"].partition(coordinator_name(""))
@@ -62,18 +68,16 @@ class OtherJobs:
                 questions[coordinator.lacks.remote()] = name
             except (ValueError, AttributeError):  # it has ended meanwhile, or is of an older release
                 continue
-        return {name: hosts for name, hosts in self._answers(questions) if hosts}
+        return questions
 
-    def _answers(self, questions: dict[Any, str]) -> list[tuple[str, int]]:
-        """Name and number of hosts that it lacks, 0 where nothing is to be waited for."""
-        if not questions:
-            return []
-        answers = []
-        for ref in ray.wait(list(questions), num_returns=len(questions), timeout=_ANSWER_SECONDS)[0]:
-            try:
+    def _listen(self, questions: dict[Any, str]) -> None:
+        there = set(questions.values())
+        self._heard = {name: answer for name, answer in self._heard.items() if name in there}
+        answered = (
+            ray.wait(list(questions), num_returns=len(questions), timeout=_ANSWER_SECONDS)[0] if questions else []
+        )
+        for ref in answered:
+            with suppress(ray.exceptions.RayError):
                 lacks = ray.get(ref)
-            except ray.exceptions.RayError:
-                continue
-            can_be = lacks is not None and all_seats(lacks["seat"]).total() >= lacks["hosts"]
-            answers.append((questions[ref], lacks["missing"] if can_be else 0))
-        return sorted(answers)
+                possible = lacks is not None and all_seats(lacks["seat"]).total() >= lacks["hosts"]
+                self._heard[questions[ref]] = time.monotonic(), lacks["missing"] if possible else 0

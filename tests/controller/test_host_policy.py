@@ -30,9 +30,17 @@ def decide(policy):
         pass
     return decision.num_workers
 
-def policy(minimum, maximum, wait):
+class Others(OtherJobs):
+    def __init__(self, lacking=0):
+        super().__init__("", id)
+        self.lacking = lacking
+
+    def waiting(self):
+        return {"other": self.lacking} if self.lacking else {}
+
+def policy(minimum, maximum, wait, lacking=0):
     scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1})
-    return HostPolicy(scaling, minimum, maximum, wait, str, id, OtherJobs("", id))
+    return HostPolicy(scaling, minimum, maximum, wait, str, id, Others(lacking))
 
 @ray.remote(num_cpus=1)
 class Busy:
@@ -42,6 +50,7 @@ class Busy:
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 before = len(placement_group_table())  # those of jobs that have ended are told of, too
 found = {"at once": decide(policy(1, 4, 60.0)), "groups made": len(placement_group_table()) - before}
+found["beside jobs that lack 2 and 4"] = [decide(policy(1, 4, 0.0, lacking)) for lacking in (2, 4)]
 found["freed meanwhile"] = []
 for number in range(int(sys.argv[2])):
     busy = [Busy.remote() for _ in range(4)]
@@ -65,6 +74,7 @@ def test_no_wish_is_made_for_seats_that_are_free_and_none_is_removed_while_it_is
     refill(ray_cluster, nodes=2, cpus=2)
     with program(POLICY, ray_cluster.address, str(ROUNDS)) as asked:
         found = json.loads(asked.hear())
+    assert found.pop("beside jobs that lack 2 and 4") == [2, 1]
     assert found == {"at once": 4, "groups made": 0, "freed meanwhile": [4] * ROUNDS, "seats": 4}
 
 
