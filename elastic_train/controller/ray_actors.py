@@ -15,6 +15,7 @@ from elastic_train.config.errors import ConfigError
 from elastic_train.config.job import Job
 from elastic_train.controller.coordinator import Coordinator
 from elastic_train.controller.coordinator_link import Address
+from elastic_train.controller.current_run import State
 from elastic_train.controller.drain_watch import DrainWatch
 from elastic_train.controller.host import HostSettings, run_host
 from elastic_train.controller.job_folder import JobMismatch
@@ -100,6 +101,22 @@ class CoordinatorActor:
     async def begin_outage(self, seconds: float) -> str:
         """Let coordinator, hosts and the trainers to come be without object storage; a sentence if there is none."""
         return (await self._running()).begin_outage(seconds)
+
+    async def lacks(self) -> dict[str, Any] | None:
+        """What the job needs before it can train; None when it has that, or has ended. Other jobs ask it.
+
+        ``{"seat": what a host needs, "hosts": hosts.min, "missing": how many of them have not joined}``.
+        """
+        if self._coordinator is None:  # which is not started by those who ask this
+            return None
+        run, hosts = self._coordinator.run, self._job.hosts
+        missing = hosts.min - len(run.members.hosts)
+        waits = run.state in (State.STARTING, State.WAITING) and missing > 0
+        return {"seat": hosts.seat, "hosts": hosts.min, "missing": missing} if waits else None
+
+    async def note_seats_left(self, jobs: list[str]) -> None:
+        """Write into the ledger to which jobs this one leaves the next seats; none: it takes them again."""
+        (await self._running()).run.record("seats_left", jobs=jobs)
 
     async def register_controller(self, controller: Any) -> None:
         """Ray Train's controller actor, told by the scaling policy when it starts."""

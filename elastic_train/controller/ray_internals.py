@@ -41,7 +41,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from elastic_train.config.job import Job
 from elastic_train.controller.current_run import State
-from elastic_train.controller.ray_nodes import draining_nodes
+from elastic_train.controller.ray_nodes import draining_nodes, free_seats
+from elastic_train.controller.ray_queue import OtherJobs
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class HostPolicy(ScalingPolicy):
     Args:
         run_host: what a replacement actor runs (without arguments).
         on_controller: called in the controller actor with its handle.
+        others: jobs that wait for their own minimum. Seats beyond ours are left to them.
     """
 
     _of_this_process: ClassVar[HostPolicy | None] = None
@@ -116,10 +118,11 @@ class HostPolicy(ScalingPolicy):
         wait_seconds: float,
         run_host: Callable[[], str],
         on_controller: Callable[[Any], None],
+        others: OtherJobs,
     ) -> None:
         super().__init__(scaling_config)
         self._minimum, self._maximum, self._wait_seconds = minimum, maximum, wait_seconds
-        self._run_host, self._on_controller = run_host, on_controller
+        self._run_host, self._on_controller, self._others = run_host, on_controller, others
         self._joiners: dict[int, _Joiner] = {}
         """by seat; seats below the group's size are its bundles"""
         self._asked: dict[int, float] = {}
@@ -152,26 +155,27 @@ class HostPolicy(ScalingPolicy):
         placed = [_is_placed(group) for group in self._wishes]
         for group, is_placed in zip(self._wishes, placed, strict=True):
             places.update(_nodes_of(group).values() if is_placed else ())
-        seats = places.total()
-        if seats >= self._maximum or (seats >= self._minimum and now - self._first_look >= self._wait_seconds):
+        needed = sum(self._others.waiting().values())
+        seats, left = places.total(), places.total() - needed
+        if left >= self._maximum or (seats >= self._minimum and now - self._first_look >= self._wait_seconds):
             # A group that is removed while Ray is placing it keeps its node's resources for ever.
             if all(is_placed or size > free for size, is_placed in zip(sizes, placed, strict=False)):
                 self._first_look = None
                 self._withdraw_wishes()
-                return self._start_on(places)
-        elif all(placed):
+                return self._start_on(places, min(self._maximum, max(self._minimum, left)))
+        elif all(placed) and not (placed and needed):
             self._wish(sizes[len(placed) :])
         time.sleep(_NOOP_PAUSE_SECONDS)
         return NoopDecision()
 
-    def _start_on(self, places: Counter[str]) -> ResizeDecision:
-        """A group on as many of the seats as the job takes, each bundle bound to its node.
+    def _start_on(self, places: Counter[str], count: int) -> ResizeDecision:
+        """A group on so many of the seats, if there are as many, each bundle bound to its node.
 
         Ray's control plane tries without a pause to place the bundles of a lost node again, which occupies it for as
         long as the node is missing; a bundle that belongs to a node that is no more it leaves alone. What is lost with
         a node is replaced outside the group anyway.
         """
-        seats = [node for node, count in places.most_common() for _ in range(count)][: self._maximum]
+        seats = [node for node, free in places.most_common() for _ in range(free)][:count]
         self._started_from.label_selector = [{RAY_NODE_ID_KEY: node} for node in seats]
         return ResizeDecision(num_workers=len(seats), resources_per_worker=self._seat_resources)
 
@@ -206,10 +210,33 @@ class HostPolicy(ScalingPolicy):
         gone = _on_nodes_that_leave(group, bundles) if bundles else set()
         for bundle in bundles - gone:
             self._ask(bundle, group)
-        for seat in (*gone, *range(len(statuses), self._maximum)):
+        running = sum(status.running for status in statuses.values())
+        for seat in self._ours([*gone, *range(len(statuses), self._maximum)], running):
             self._ask(seat, None)
         self._leave(gone)
         return NoopDecision()
+
+    def _ours(self, seats: list[int], running: int) -> list[int]:
+        """Those of the ``seats`` outside the group that are to be asked for.
+
+        While another job lacks the hosts that it needs these are no more than we need ourselves, and what waits for the
+        others is withdrawn: Ray gives a single actor every seat that comes, and a waiting job all of its seats or none.
+        """
+        placed = self._placed()
+        open_seats = [seat for seat in seats if seat not in placed]
+        others = self._others.waiting() if open_seats else {}
+        short = max(0, self._minimum - running - len(placed)) if others else len(open_seats)
+        self._others.leave_seats_to(list(others) if short < len(open_seats) else [])
+        for seat in open_seats[short:]:
+            if (joiner := self._joiners.pop(seat, None)) is not None:
+                ray.kill(joiner.actor)
+        return open_seats[:short]
+
+    def _placed(self) -> set[int]:
+        """Seats whose replacement host has got its place."""
+        seats = {joiner.started: seat for seat, joiner in self._joiners.items()}
+        done = ray.wait(list(seats), num_returns=len(seats), timeout=0)[0] if seats else []
+        return {seats[ref] for ref in done}
 
     @classmethod
     def replacements_are_leaving(cls) -> bool:
@@ -298,20 +325,6 @@ class _JoinerHost:
         return run_host()
 
 
-def free_seats(seat: dict[str, float]) -> Counter[str]:
-    """Node -> how many hosts with resources ``seat`` it has free at this moment, of the nodes that stay."""
-    from ray._private.state import available_resources_per_node
-
-    draining = draining_nodes()
-    free = {node: resources for node, resources in available_resources_per_node().items() if node not in draining}
-    return Counter(
-        {
-            node: int(min(resources.get(name, 0.0) // amount for name, amount in seat.items() if amount))
-            for node, resources in free.items()
-        }
-    )
-
-
 class HostTrainer(DataParallelTrainer):
     """Ray Train's trainer with a scaling policy of ours."""
 
@@ -329,12 +342,13 @@ class HostTrainer(DataParallelTrainer):
 
 
 def host_trainer(
-    job: Job, run_host: Callable[[], str], *, on_controller: Callable[[Any], None], folder: str
+    job: Job, run_host: Callable[[], str], *, on_controller: Callable[[Any], None], others: OtherJobs, folder: str
 ) -> HostTrainer:
     """The trainer whose ``fit()`` starts, places and keeps the hosts of ``job``; ``folder`` is for Ray Train."""
     cuda = job.hosts.device == "cuda"
     scaling = ScalingConfig(num_workers=job.hosts.max, resources_per_worker=job.hosts.seat, use_gpu=cuda)
-    policy = HostPolicy(scaling, job.hosts.min, job.hosts.max, job.hosts.start_wait_seconds, run_host, on_controller)
+    limits = job.hosts.min, job.hosts.max, job.hosts.start_wait_seconds
+    policy = HostPolicy(scaling, *limits, run_host, on_controller, others)
     callbacks: list[Any] = [ToleratesLostWorkers()]
     failures = FailureConfig(max_failures=-1)  # ours to count: the coordinator ends a job that cannot go on
     return HostTrainer(

@@ -6,6 +6,8 @@ Without Ray Train, whose imports take a second of a core: the coordinator needs 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -65,3 +67,28 @@ def head_nodes() -> set[str]:
     """Ids of the nodes that have the cluster's control."""
     nodes: list[dict[str, Any]] = ray.nodes()
     return {str(node["NodeID"]) for node in nodes if HEAD_RESOURCE in node["Resources"]}
+
+
+def free_seats(seat: Mapping[str, float]) -> Counter[str]:
+    """Node -> how many hosts with resources ``seat`` it has free at this moment, of the nodes that stay."""
+    from ray._private.state import available_resources_per_node
+
+    return _seats(seat, available_resources_per_node())
+
+
+def all_seats(seat: Mapping[str, float]) -> Counter[str]:
+    """Node -> how many hosts with resources ``seat`` it has, free or not, of the nodes that stay."""
+    from ray._private.state import total_resources_per_node
+
+    return _seats(seat, total_resources_per_node())
+
+
+def _seats(seat: Mapping[str, float], nodes: Mapping[str, Mapping[str, float]]) -> Counter[str]:
+    draining = draining_nodes()
+    return Counter(
+        {
+            node: int(min(resources.get(name, 0.0) // amount for name, amount in seat.items() if amount))
+            for node, resources in nodes.items()
+            if node not in draining
+        }
+    )

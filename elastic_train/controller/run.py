@@ -183,6 +183,7 @@ class _Run:
         try:
             from elastic_train.controller.ray_actors import HostLauncher
             from elastic_train.controller.ray_internals import host_trainer
+            from elastic_train.controller.ray_queue import OtherJobs
 
             run_host = HostLauncher(self._job.as_dict(), address, self._token, self._run_id)
             coordinator = self._coordinator
@@ -190,6 +191,7 @@ class _Run:
                 self._job,
                 run_host,
                 on_controller=lambda controller: coordinator.register_controller.remote(controller),
+                others=OtherJobs(self._job.name, lambda jobs: coordinator.note_seats_left.remote(jobs)),
                 folder=self._ray_train_folder,
             ).fit()
         except BaseException as error:

@@ -65,25 +65,6 @@ def test_runtime_environment() -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-def test_data_then_a_job(jobs: Submitted, folder: Path) -> None:
-    """A task, then the job that needs what it has made; both through the job server, both followed to the end."""
-    task = {"inputs": [str(folder / "text.txt")], "output": str(folder.parent / "data"), "vocab_size": 280}
-    (folder / "task.yaml").write_text(yaml.safe_dump({"name": "text", "prepare_data": task, "needs": {"cpus": 1}}))
-    made = jobs.ask("submit", "task.yaml", "--wait")
-    assert made.returncode == 0, made.stdout + made.stderr
-    assert "vocabulary: 280" in made.stdout
-    assert (folder.parent / "data" / "manifest.json").is_file()
-    result = jobs.ask("submit", "job.yaml", "name=sent", "--wait")
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("submission: sent-")
-    assert lines[-1] == f"{lines[0].split()[1]}: SUCCEEDED"
-    steps = (folder.parent / "runs" / "sent" / "steps.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in steps] == list(range(1, STEPS + 1))
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
 def test_a_job_that_fails_fails_the_command(jobs: Submitted) -> None:
     """RY-01: the data are gone by the time the job starts. The sentence is in the log, also later."""
     result = jobs.ask("submit", "job.yaml", "name=failing", "data.uri=/nowhere", "--wait")

@@ -1,4 +1,4 @@
-"""Ray's own job commands on a running cluster, and a graceful stop of a submitted job."""
+"""What is in jobs/ on a running cluster, through Ray's own job commands, and a graceful stop of a submitted job."""
 
 from __future__ import annotations
 
@@ -61,12 +61,102 @@ def lines(folder: Path, job: str, name: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_job_script_succeeds(cluster: LocalCluster, folder: Path) -> None:
-    sent = pretrain(cluster, folder, "name=script", "hosts.max=2", "training.steps=5")
-    assert sent.returncode == 0, sent.stdout + sent.stderr
-    status = ray_job(cluster, folder, "status", submission(sent.stdout))
-    assert " succeeded" in status.stdout
-    assert [line["step"] for line in lines(folder, "script", "steps")] == [1, 2, 3, 4, 5]
+MODEL = (
+    "model.hidden_size=32",
+    "model.num_hidden_layers=2",
+    "model.num_attention_heads=4",
+    "model.num_key_value_heads=2",
+    "model.intermediate_size=64",
+    "model.vocab_size=304",
+)
+SMALL = (*MODEL, "data.sequence_length=32", "schedule.warmup_steps=0", "hosts.max=2", "tracking.enabled=false")
+FINETUNING = ("finetune",)
+"""Files of jobs/configs, each of a job that begins with the model that quickstart.yaml trains."""
+
+
+class Project:
+    """A copy of jobs/ beside a folder ``runs``, and what its scripts are asked to do on a cluster."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.cluster, self.here, self.runs = cluster, folder / "project", folder / "project-runs"
+        shutil.copytree(ROOT / "jobs", self.here / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def script(self, name: str, config: str, *overrides: str) -> str:
+        """What `ray job submit` of jobs/NAME.py has printed, once it has succeeded."""
+        words = ("python", f"jobs/{name}.py", "--config", f"jobs/configs/{config}.yaml", *overrides)
+        sent = ray_job(self.cluster, self.here, "submit", "--working-dir", ".", "--", *words)
+        assert sent.returncode == 0, sent.stdout + sent.stderr
+        return sent.stdout
+
+    def submit(self, config: str, *overrides: str) -> list[str]:
+        """Lines that `elastic-train submit --wait` has printed, once it has succeeded."""
+        where = ("--address", server(self.cluster), "--wait")
+        sent = elastic_train("submit", f"jobs/configs/{config}.yaml", *overrides, *where, cwd=self.here)
+        assert sent.returncode == 0, sent.stdout + sent.stderr
+        return sent.stdout.splitlines()
+
+    def steps(self, job: str) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.runs / job / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(f"{number}: to be or not to be, that is the question\n" * 10)
+    return folder
+
+
+@pytest.mark.timeout(600)
+def test_from_texts_to_a_model_that_is_trained_further(cluster: LocalCluster, texts: Path, tmp_path: Path) -> None:
+    """Every script and every file of jobs/, one after the other, as the pages tell it; only smaller."""
+    project = Project(cluster, tmp_path)
+    runs, data, model = project.runs, project.runs / "data" / "first", project.runs / "models" / "quickstart"
+    places = (f"prepare_data.inputs=[{texts}]", f"prepare_data.output={data}", "prepare_data.vocab_size=280")
+    assert "vocabulary: 280" in project.script("prepare_data", "prepare_data", *places)
+    steps = ("training.steps=30", "optimizer.learning_rate=1e-2")
+    sent = project.submit("quickstart", f"storage.uri={runs}", f"data.uri={data}", *steps, *SMALL)
+    assert sent[0].startswith("submission: quickstart-")
+    assert sent[-1] == f"{sent[0].split()[1]}: SUCCEEDED"
+    losses = [line["loss"] for line in project.steps("quickstart")]
+    assert len(losses) == 30
+    project.submit("export", f"export_hf.storage={runs}", f"export_hf.out={model}")
+    more = ("--input", str(texts), "--output", str(runs / "data" / "more"), "--tokenizer", str(model))
+    assert elastic_train("data", "prepare", *more, cwd=tmp_path).returncode == 0
+    for name in FINETUNING:
+        trained = finetuned(project, name, f"init_from={model}", f"data.uri={runs}/data/more", f"evaluation.uri={data}")
+        assert trained[0]["loss"] < (losses[0] + losses[-1]) / 2
+        assert judged(project, f"{name}@2") == pytest.approx(
+            {
+                "step": 2,
+                "samples": 5,
+                "eval_loss": trained[1]["eval_loss"],
+                "eval_loss_ema": trained[1]["eval_loss_ema"],
+            },
+            rel=1e-6,
+        )
+        assert trained[1]["eval_loss"] != trained[1]["eval_loss_ema"]
+
+
+def finetuned(project: Project, name: str, *places: str) -> list[dict[str, float]]:
+    """Lines of the four steps of the job in NAME.yaml."""
+    often = ("training.steps=4", "checkpoint.every_steps=2", "evaluation.every_steps=2", "evaluation.samples=5")
+    overrides = (f"storage.uri={project.runs}", *places, *often, *SMALL, "training.ema_decay=0.5")
+    told = project.script("finetune", name, *overrides)
+    assert " succeeded" in ray_job(project.cluster, project.here, "status", submission(told)).stdout
+    steps = project.steps(name)
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert (project.runs / name / "checkpoints" / "step-00000004-c1.json").is_file()
+    return steps
+
+
+def judged(project: Project, checkpoint: str) -> dict[str, float]:
+    """What `evaluate` finds, with the data of the job's own evaluation."""
+    own = (f"evaluate.storage={project.runs}", "evaluate.data=null", "evaluate.samples=null", "evaluate.json=true")
+    told = project.script("evaluate", "evaluate", f"evaluate.checkpoint={checkpoint}", *own)
+    found: dict[str, float] = json.loads(told[told.index("{") : told.rindex("}") + 1])
+    return {key: found[key] for key in ("step", "samples", "eval_loss", "eval_loss_ema")}
 
 
 def test_job_script_fails(cluster: LocalCluster, folder: Path) -> None:

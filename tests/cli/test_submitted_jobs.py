@@ -72,22 +72,28 @@ def test_stopped_while_it_waits_for_machines(cluster: LocalCluster, jobs: Submit
 
 
 def test_two_jobs_at_once(cluster: LocalCluster, jobs: Submitted) -> None:
-    """Each has hosts of its own, and neither waits for the other's end; a name is there once."""
-    names = ("left", "right")
-    for name in names:
-        jobs.send(name, "hosts.min=2", "hosts.max=2", *LONG)
-    jobs.wait_for_steps(names)
-    hosts = [{(event["node"], event["pid"]) for event in jobs.events(name, "host_joined")} for name in names]
-    assert [len(own) for own in hosts] == [2, 2]
-    assert not hosts[0] & hosts[1]
+    """Both would take all seats: each gets hosts of its own, and the next seats go to the one that has too few."""
+    refill(cluster, nodes=1, cpus=2)
+    wide = ("hosts.min=2", "hosts.max=4", "hosts.start_wait_seconds=0", *LONG)
+    jobs.send("left", *wide)
+    jobs.wait_for_steps(["left"])
+    jobs.send("right", *wide)
     twice = jobs.ask("submit", "job.yaml", "name=left", "hosts.max=1")
     assert twice.returncode == 2
     assert twice.stderr.startswith("error: job 'left' is running on this cluster already, as left-20")
     assert f"stop it with `elastic-train stop left --address {server(cluster)}`" in twice.stderr
     wrong = jobs.ask("stop", "middle")
     assert wrong.stderr.endswith("; running there: left, right\n")
-    before = len(jobs.lines("right", "steps"))
+    until(lambda: jobs.events("left", "seats_left"), 120)
+    cluster.add_nodes(1, cpus=1)  # not enough for the one, and not for the other any more
+    assert not jobs.events("right", "host_joined")
+    cluster.add_nodes(1, cpus=1)
+    jobs.wait_for_steps(["right"])
+    hosts = [{event["pid"] for event in jobs.events(name, "host_joined")} for name in ("left", "right")]
+    assert [len(own) for own in hosts] == [2, 2]
+    assert not hosts[0] & hosts[1]
     assert jobs.ask("stop", "left").returncode == 0
-    jobs.wait_for_steps(["right"], before + 3)
+    until(lambda: len(jobs.events("right", "host_joined")) == 4, 120)
+    assert [event["jobs"] for event in jobs.events("left", "seats_left")] == [["right"], []]
     assert jobs.ask("stop", "right").returncode == 0
     until_none(lambda: processes(cluster))

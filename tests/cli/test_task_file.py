@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +13,7 @@ from elastic_train.config.errors import ConfigError
 from elastic_train.config.load import load_job
 from tests.cli.command import ROOT, elastic_train
 from tests.config.job_files import GOOD
-from tests.local_job import LocalJob
 from tests.upgrades.test_upgrades import NEWEST, copied
-from tests.upgrades.write_release import old_job
 
 CONFIGS = sorted((ROOT / "jobs" / "configs").glob("*.yaml"))
 
@@ -74,45 +68,6 @@ def test_a_job_file_is_no_task(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(GOOD)
     assert read_task(str(tmp_path / "job.yaml"), []) is None
     assert read_task(str(tmp_path / "absent.yaml"), []) is None  # the reader of job files says so
-
-
-@pytest.mark.slow
-def test_evaluate_and_export_through_the_scripts(tmp_path: Path) -> None:
-    """The loss is the one that the job itself has found, of its weights and of their average, on other hosts."""
-    folder = copied(NEWEST, tmp_path)
-    average = ("training.ema_decay=0.5", "training.steps=4", "hosts.min=2")
-    job = old_job(folder, f"evaluation.uri={folder}/data", "evaluation.samples=5", *average, name="judged")
-    with LocalJob(job, run_id="judged") as run:
-        run.start_hosts("ab")
-        assert run.finish()["state"] == "finished"
-    last = run.lines("steps")[-1]
-    expected = {name: last[name] for name in ("eval_loss", "eval_loss_ema")}
-    jobs = str(folder / "jobs")
-    write(folder / "evaluate.yaml", name="e", evaluate={"checkpoint": "judged", "storage": jobs, "json": True})
-    found = json.loads(script(folder, "evaluate", "evaluate.yaml"))
-    assert (found["step"], found["samples"]) == (4, 5)
-    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-    assert expected["eval_loss"] != expected["eval_loss_ema"]
-    fewer = json.loads(
-        script(folder, "evaluate", "evaluate.yaml", "evaluate.samples=1", "evaluate.checkpoint=judged@3")
-    )
-    assert (fewer["step"], fewer["samples"]) == (3, 1)
-    write(folder / "export.yaml", name="x", export_hf={"checkpoint": "judged", "storage": jobs, "out": "made/model"})
-    script(folder, "export", "export.yaml")
-    assert (folder / "home" / "made" / "model" / "model.safetensors").is_file()
-
-
-def script(folder: Path, name: str, *words: str) -> str:
-    """Output of a script of jobs/, with a folder of its own for relative paths."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / f"{name}.py"), "--config", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "ELASTIC_TRAIN_HOME": str(folder / "home")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_evaluate_without_data_or_job(tmp_path: Path) -> None:

@@ -21,15 +21,26 @@ import ray
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
 from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group_table
-from elastic_train.controller.ray_internals import HostPolicy, free_seats
+from elastic_train.controller.ray_internals import HostPolicy
+from elastic_train.controller.ray_nodes import free_seats
+from elastic_train.controller.ray_queue import OtherJobs
 
 def decide(policy):
     while not isinstance(decision := policy.make_decision_for_non_running_worker_group(), ResizeDecision):
         pass
     return decision.num_workers
 
-def policy(minimum, maximum, wait):
-    return HostPolicy(ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1}), minimum, maximum, wait, str, id)
+class Others(OtherJobs):
+    def __init__(self, lacking=0):
+        super().__init__("", id)
+        self.lacking = lacking
+
+    def waiting(self):
+        return {"other": self.lacking} if self.lacking else {}
+
+def policy(minimum, maximum, wait, lacking=0):
+    scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1})
+    return HostPolicy(scaling, minimum, maximum, wait, str, id, Others(lacking))
 
 @ray.remote(num_cpus=1)
 class Busy:
@@ -39,6 +50,7 @@ class Busy:
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 before = len(placement_group_table())  # those of jobs that have ended are told of, too
 found = {"at once": decide(policy(1, 4, 60.0)), "groups made": len(placement_group_table()) - before}
+found["beside jobs that lack 2 and 4"] = [decide(policy(1, 4, 0.0, lacking)) for lacking in (2, 4)]
 found["freed meanwhile"] = []
 for number in range(int(sys.argv[2])):
     busy = [Busy.remote() for _ in range(4)]
@@ -62,6 +74,7 @@ def test_no_wish_is_made_for_seats_that_are_free_and_none_is_removed_while_it_is
     refill(ray_cluster, nodes=2, cpus=2)
     with program(POLICY, ray_cluster.address, str(ROUNDS)) as asked:
         found = json.loads(asked.hear())
+    assert found.pop("beside jobs that lack 2 and 4") == [2, 1]
     assert found == {"at once": 4, "groups made": 0, "freed meanwhile": [4] * ROUNDS, "seats": 4}
 
 
@@ -74,8 +87,9 @@ from ray.train.v2._internal.execution.worker_group import WorkerStatus
 from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from elastic_train.controller.ray_internals import HostPolicy, Lost, free_seats
-from elastic_train.controller.ray_nodes import drain_node
+from elastic_train.controller.ray_internals import HostPolicy, Lost
+from elastic_train.controller.ray_nodes import drain_node, free_seats
+from elastic_train.controller.ray_queue import OtherJobs
 
 SEAT, PLACE = {"CPU": 1}, Path(sys.argv[2])
 
@@ -95,7 +109,7 @@ worker = Worker.options(scheduling_strategy=in_bundle).remote()
 node = ray.get(worker.node.remote())
 assert node == placement_group_table(group)["bundles_to_node_id"][1]
 
-policy = HostPolicy(ScalingConfig(num_workers=2, resources_per_worker=SEAT), 1, 2, 0.0, run_host, id)
+policy = HostPolicy(ScalingConfig(num_workers=2, resources_per_worker=SEAT), 1, 2, 0.0, run_host, id, OtherJobs("", id))
 workers = [SimpleNamespace(placement_group_bundle_index=index) for index in (0, 1)]
 state = SimpleNamespace(workers=workers, placement_group_handle=SimpleNamespace(placement_group=group))
 
@@ -146,6 +160,7 @@ from ray.train.v2._internal.execution.worker_group import WorkerStatus
 from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group
 from elastic_train.controller.ray_internals import HostPolicy, ToleratesLostWorkers
+from elastic_train.controller.ray_queue import OtherJobs
 
 SEAT, FOLDER = {"CPU": 1}, Path(sys.argv[2])
 
@@ -164,7 +179,7 @@ def wait(condition):
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 group = placement_group([SEAT] * 2)
 ray.get(group.ready())
-policy = HostPolicy(ScalingConfig(num_workers=2, resources_per_worker=SEAT), 1, 3, 0.0, run_host, id)
+policy = HostPolicy(ScalingConfig(num_workers=2, resources_per_worker=SEAT), 1, 3, 0.0, run_host, id, OtherJobs("", id))
 HostPolicy._of_this_process = policy  # as in the controller that starts with it
 workers = [SimpleNamespace(placement_group_bundle_index=index) for index in (0, 1)]
 state = SimpleNamespace(workers=workers, placement_group_handle=SimpleNamespace(placement_group=group))
@@ -213,6 +228,7 @@ from ray.train.v2.api.config import ScalingConfig
 from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from elastic_train.controller.ray_internals import HostPolicy, Lost
+from elastic_train.controller.ray_queue import OtherJobs
 
 @ray.remote(num_cpus=1)
 class Worker:
@@ -224,7 +240,7 @@ def run_host():
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 scaling = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 1})
-policy = HostPolicy(scaling, 1, 3, 0.0, run_host, id)
+policy = HostPolicy(scaling, 1, 3, 0.0, run_host, id, OtherJobs("", id))
 while not isinstance(decision := policy.make_decision_for_non_running_worker_group(), ResizeDecision):
     pass
 selectors = scaling._label_selector_per_worker(decision.num_workers)

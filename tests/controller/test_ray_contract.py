@@ -24,7 +24,7 @@ from elastic_train.controller.ray_versions import TESTED_RAY_VERSIONS
 try:
     from ray._private import auto_init_hook
     from ray._private import worker as ray_worker
-    from ray._private.state import GlobalState, available_resources_per_node
+    from ray._private.state import GlobalState, available_resources_per_node, total_resources_per_node
     from ray._raylet import RAY_NODE_ID_KEY
     from ray.runtime_context import RuntimeContext
     from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
@@ -53,6 +53,7 @@ try:
         ray_messages_to_log,
     )
     from elastic_train.controller.ray_nodes import HEAD_RESOURCE
+    from elastic_train.controller.ray_queue import OtherJobs
     from elastic_train.controller.run import run_job
 except ImportError as error:
     raise ImportError(
@@ -201,7 +202,9 @@ def job() -> Job:
 
 
 def test_end_of_controller_needs_no_request_for_resources() -> None:
-    policy = HostPolicy(ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1}), 1, 1, 0.0, str, id)
+    policy = HostPolicy(
+        ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1}), 1, 1, 0.0, str, id, OtherJobs("", id)
+    )
     policy.before_controller_abort()
     asyncio.run(policy.before_controller_shutdown())
     expect(policy._coordinator_client, None)
@@ -221,7 +224,7 @@ def test_nodes_can_be_drained_and_the_head_be_told_from_the_others() -> None:
 
 def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
     monkeypatch.setenv(constants.V2_ENABLED_ENV_VAR, "1")
-    trainer = host_trainer(job(), str, on_controller=id, folder=os.fspath(tmp_path))
+    trainer = host_trainer(job(), str, on_controller=id, others=OtherJobs("", id), folder=os.fspath(tmp_path))
     (callback,) = trainer.run_config.callbacks or []
     assert isinstance(callback, ToleratesLostWorkers), HINT
     expect(trainer.run_config.failure_config.max_failures, -1)
@@ -235,6 +238,8 @@ def test_fit_takes_our_policy_and_callback(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_names_from_ray_core() -> None:
     assert callable(available_resources_per_node), HINT
+    assert callable(total_resources_per_node), HINT
+    expect(parameters(ray.util.list_named_actors), ["all_namespaces"])
     assert list(inspect.signature(placement_group_table).parameters) == ["placement_group"], HINT
     assert '"bundles_to_node_id"' in inspect.getsource(GlobalState._gen_placement_group_info), HINT
     assert {"bundles", "strategy", "lifetime"} <= set(parameters(placement_group)), HINT

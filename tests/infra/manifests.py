@@ -56,4 +56,6 @@ def problems(manifest: Manifest) -> list[str]:
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
     except kubernetes_validate.ValidationError as error:
         return [f"{'.'.join(map(str, error.path))}: {error.message}"]
+    except kubernetes_validate.SchemaNotFoundError:
+        return [f"{manifest['apiVersion']} {manifest['kind']}: is no kind of Kubernetes {KUBERNETES}, KubeRay or Kueue"]
     return []

@@ -70,29 +70,84 @@ def test_an_api_server_takes_all(variant: str) -> None:
     }
 
 
+POD = "spec.headGroupSpec.template"
+
+
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("variant", "kind", "path", "value", "said"),
     [
-        ("spec.autoscalerOption", {}, "autoscalerOption"),
-        ("spec.autoscalerOptions.version", "v3", "v3"),
-        ("spec.authOptions.mode", "none", "none"),
-        ("spec.workerGroupSpecs.0.minReplicas", "2", "'2' is not of type"),
-        ("spec.workerGroupSpecs.0.maxReplicas", -1, "-1"),
-        ("spec.workerGroupSpecs.0.rayStartParams.num-cpus", 4, "4 is not of type"),
-        ("spec.headGroupSpec.template.spec.containers.0.readynessProbe", {}, "readynessProbe"),
-        ("spec.headGroupSpec.template.spec.containers.0.ports.0.containerPort", "6379", "6379"),
-        ("spec.headGroupSpec.template.spec.volumes.0.emptyDir.sizelimit", "4Gi", "sizelimit"),
-        ("spec.headGroupSpec.template.spec.securityContext.runAsUser", "ray", "ray"),
+        ("gpu", "RayCluster", "spec.autoscalerOption", {}, "autoscalerOption"),
+        ("gpu", "RayCluster", "spec.autoscalerOptions.version", "v3", "v3"),
+        ("gpu", "RayCluster", "spec.autoscalerOptions.upscalingMode", "Fast", "Fast"),
+        ("gpu", "RayCluster", "spec.authOptions.mode", "none", "none"),
+        ("gpu", "RayCluster", "spec.authOptions.secretName", "token", "secretName"),  # of a later KubeRay
+        ("gpu", "RayCluster", "spec.headGroupSpec", None, "None is not of type"),
+        ("gpu", "RayCluster", "spec.headGroupSpec.replicas", 1, "replicas"),
+        ("gpu", "RayCluster", "spec.workerGroupSpecs.0.minReplicas", "2", "'2' is not of type"),
+        ("gpu", "RayCluster", "spec.workerGroupSpecs.0.maxReplicas", -1, "-1"),
+        ("gpu", "RayCluster", "spec.workerGroupSpecs.0.rayStartParams.num-cpus", 4, "4 is not of type"),
+        ("gpu", "RayCluster", f"{POD}.metadata.ownerReferences", [], "ownerReferences"),
+        ("gpu", "RayCluster", f"{POD}.spec.containers.0.readynessProbe", {}, "readynessProbe"),
+        ("gpu", "RayCluster", f"{POD}.spec.containers.0.readinessProbe.httpGet.port", None, "port"),
+        ("gpu", "RayCluster", f"{POD}.spec.containers.0.ports.0.containerPort", "6379", "6379"),
+        ("gpu", "RayCluster", f"{POD}.spec.containers.0.resources.limits.memory", [1], "[1]"),
+        ("gpu", "RayCluster", f"{POD}.spec.volumes.0.emptyDir.sizelimit", "4Gi", "sizelimit"),
+        ("gpu", "RayCluster", f"{POD}.spec.securityContext.runAsUser", "ray", "ray"),
+        ("gpu", "RayCluster", "apiVersion", "ray.io/v1alpha1", "ray.io/v1alpha1"),
+        ("gpu", "PodDisruptionBudget", "spec.minAvalable", 1, "minAvalable"),
+        ("gpu", "NetworkPolicy", "spec.policyTypes", "Ingress", "Ingress"),
+        ("gpu-ha", "RayCluster", "spec.gcsFaultToleranceOptions.redisAdress", "redis:6379", "redisAdress"),
+        ("gpu-ha", "RayCluster", "spec.gcsFaultToleranceOptions", {}, "redisAddress"),
+        ("gpu-ha", "StatefulSet", "spec.replicas", "1", "'1' is not of type"),
+        ("job-gpu", "RayJob", "spec.ttlSecondsAfterFinish", 600, "ttlSecondsAfterFinish"),
+        ("job-gpu", "RayJob", "spec.submissionMode", "K8sJob", "K8sJob"),
+        ("job-gpu", "RayJob", "spec.backoffLimit", -1, "-1"),
+        ("job-gpu", "RayJob", "spec.runtimeEnvYAML", {"env_vars": {}}, "env_vars"),
+        ("job-gpu", "RayJob", "spec.metadata.grace_seconds", 60, "60 is not of type"),
+        ("job-gpu", "RayJob", "spec.rayClusterSpec.workerGroupSpecs.0.groupname", "a", "groupname"),
+        ("job-gpu", "RayJob", "spec.submitterPodTemplate.spec.restartPolcy", "Never", "restartPolcy"),
+        ("kueue", "ClusterQueue", "spec.preemption.withinClusterQueue", "Always", "Always"),
+        ("kueue", "ClusterQueue", "spec.resourceGroups.0.flavors.0.resources.0.quota", 1, "quota"),
+        ("kueue", "ClusterQueue", "spec.resourceGroups.0.coveredResources", [], "[]"),
+        ("kueue", "LocalQueue", "spec.clusterQueue", None, "None is not of type"),
+        ("kueue", "LocalQueue", "spec.cohort", "a", "cohort"),
+        ("kueue", "ResourceFlavor", "spec.nodeLabels", ["spot"], "spot"),
     ],
 )
-def test_a_wrong_field_is_found(path: str, value: Any, said: str) -> None:
-    (manifest,) = copy.deepcopy(named("gpu", "RayCluster"))
+def test_a_wrong_field_is_found(variant: str, kind: str, path: str, value: Any, said: str) -> None:
+    manifest = copy.deepcopy(named(variant, kind)[0])
     *parents, last = path.split(".")
     place: Any = manifest
     for name in parents:
         place = place[int(name)] if name.isdigit() else place[name]
+    assert problems(manifest) == []
     place[last] = value
     assert said in " ".join(problems(manifest))
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind", "path"),
+    [
+        ("gpu", "RayCluster", "spec.headGroupSpec"),
+        ("gpu", "RayCluster", "spec.headGroupSpec.template"),
+        ("gpu", "RayCluster", "spec.workerGroupSpecs.0.groupName"),
+        ("gpu", "RayCluster", "spec.workerGroupSpecs.0.maxReplicas"),
+        ("gpu", "RayCluster", f"{POD}.spec.containers"),
+        ("gpu", "RayCluster", f"{POD}.spec.containers.0.name"),
+        ("job-gpu", "RayJob", "spec"),
+        ("kueue", "LocalQueue", "spec.clusterQueue"),
+        ("kueue", "ClusterQueue", "spec.resourceGroups.0.flavors.0.name"),
+        ("gpu", "NetworkPolicy", "spec.podSelector"),
+    ],
+)
+def test_a_field_that_is_not_there_is_found(variant: str, kind: str, path: str) -> None:
+    manifest = copy.deepcopy(named(variant, kind)[0])
+    *parents, last = path.split(".")
+    place: Any = manifest
+    for name in parents:
+        place = place[int(name)] if name.isdigit() else place[name]
+    del place[last]
+    assert f"'{last}' is a required property" in " ".join(problems(manifest))
 
 
 # -- what a schema does not see ----------------------------------------------------------------------------------------
@@ -257,8 +312,10 @@ def test_budgets_and_policies_are_about_the_pods(variant: str) -> None:
     def matched(selector: dict[str, Any]) -> list[dict[str, str]]:
         return [each for each in labels if selector["matchLabels"].items() <= each.items()]
 
-    for budget in named(variant, "PodDisruptionBudget"):
-        assert matched(budget["spec"]["selector"])
+    budgets = named(variant, "PodDisruptionBudget")
+    kept = [each for budget in budgets for each in matched(budget["spec"]["selector"])]
+    assert [each for each in labels if each.get("app.kubernetes.io/component") in ("head", "worker")] == kept
+    for budget in budgets:
         # A percentage or maxUnavailable needs a controller with a scale subresource, and a RayCluster has none.
         assert isinstance(budget["spec"]["minAvailable"], int)
         assert "maxUnavailable" not in budget["spec"]
@@ -267,6 +324,8 @@ def test_budgets_and_policies_are_about_the_pods(variant: str) -> None:
     assert all(each in guarded for each in labels)  # no pod is open to everyone
     for policy in policies:
         assert all("from" in rule for rule in policy["spec"].get("ingress", ()))
+    closed = [policy for policy in policies if "Egress" in policy["spec"]["policyTypes"]]
+    assert all(any(each in matched(policy["spec"]["podSelector"]) for policy in closed) for each in labels)
 
 
 def test_spot_machines_are_tolerated_by_their_group_alone() -> None:
@@ -316,6 +375,14 @@ def test_the_head_finds_its_redis() -> None:
     (service,), (redis,) = named("gpu-ha", "Service"), named("gpu-ha", "StatefulSet")
     assert options["redisAddress"] == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
     assert service["spec"]["selector"].items() <= redis["spec"]["template"]["metadata"]["labels"].items()
+    reached = {"podSelector": {"matchLabels": service["spec"]["selector"]}}
+    (leading,) = [
+        policy["spec"]
+        for policy in named("gpu-ha", "NetworkPolicy")
+        if any(reached in rule.get("to", ()) for rule in policy["spec"].get("egress", ()))
+    ]
+    head = cluster_spec("gpu-ha")["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert leading["podSelector"]["matchLabels"].items() <= head.items()
     (container,) = redis["spec"]["template"]["spec"]["containers"]
     assert container["env"][0]["valueFrom"]["secretKeyRef"] == options["redisPassword"]["valueFrom"]["secretKeyRef"]
 
