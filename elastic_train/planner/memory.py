@@ -55,7 +55,7 @@ class RankMemory:
 
 def memory_of(job: Job, layout: Layout) -> tuple[RankMemory, ...]:
     """One per pipeline rank. ``layout`` has a layer for every stage; other constraints may be violated."""
-    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
     return tuple(_rank_memory(job, layout, number, stages) for number, stages in enumerate(ranks))
 
 
@@ -88,7 +88,7 @@ def memory_bytes(job: Job, layout: Layout) -> int:
 
 def fullest_rank(job: Job, layout: Layout) -> RankMemory:
     """The pipeline rank that needs most."""
-    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
     # Of ranks with equal stages one keeps most micro-batches, the first, with zbv the last: the others need no look.
     order = range(layout.pp) if job.parallel.pipeline == "zbv" else range(layout.pp)[::-1]
     different = {tuple((stage.blocks, stage.first, stage.last) for stage in ranks[n]): n for n in order}
