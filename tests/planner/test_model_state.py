@@ -116,7 +116,7 @@ def test_adapters() -> None:
             case("llama3-8b", Layout(dp_shard=8), "zero1", steps=0, lora=every, model=few),
             case("llama3-8b", Layout(dp_shard=5), "zero2", steps=0, lora=every, model=few, training={"ema_decay": 0.9}),
             case("llama3-8b", Layout(dp_shard=3, tp=8), "zero3", steps=0, lora=every, model=few),
-            case("llama3-8b", Layout(pp=2, dp_shard=2), "zero3", stage=1, lora={}, model=few),
+            case("llama3-8b", Layout(pp=2, dp_shard=2), "zero3", stage=1, lora={}, model={"num_hidden_layers": 12}),
         ]
     )
     state = memory_of(alone.job, alone.layout)[0].state
