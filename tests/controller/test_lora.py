@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.checkpoint.hf_export import export_hf
-from elastic_train.controller.job_folder import job_store
+from tests.cli.command import elastic_train
 from tests.controller.elastic_ranks import uninterrupted
 from tests.hf_folders import write_hf
 from tests.jobs import assert_same_curve, make_job
@@ -47,8 +46,13 @@ def test_lost_hosts_change_no_step_and_another_job_goes_on_from_the_merged_weigh
     assert [event["layout"] for event in generations] == ["dp_shard3", "dp_shard3", "dp_shard2"]
     assert "object" not in generations[-1]["restored_bytes"], "the state came from a checkpoint, not from memory"
 
-    store = job_store(adapted)
-    merged = export_hf(store, 16, store, tmp_path / "merged", lora=adapted.lora)
+    merged, alone = tmp_path / "merged", tmp_path / "alone"
+    for out, options in ((merged, ()), (alone, ("--adapter",))):
+        made = elastic_train(
+            "export-hf", "adapted@16", "--storage", str(tmp_path), "--out", str(out), *options, cwd=tmp_path
+        )
+        assert made.returncode == 0, made.stderr
+    assert sorted(path.name for path in alone.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     after = make_job(
         corpus, tmp_path, "after", *fixed, f"init_from={merged}", "hosts.max=1", "optimizer.learning_rate=1e-9"
     )
