@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from weakref import WeakKeyDictionary
+from collections.abc import Collection, Mapping
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -24,11 +24,16 @@ class Capture:
     image; ``settle`` puts the copies behind what the computation has queued so far.
     """
 
-    def __init__(self, state: Mapping[str, LocalShard]) -> None:
-        """``state`` maps logical keys to shards; empty shards get no chunk. Raises ValueError for a strided shard."""
+    def __init__(self, state: Mapping[str, LocalShard], constant: Collection[str] = ()) -> None:
+        """``state`` maps logical keys to shards; empty shards get no chunk. Raises ValueError for a strided shard.
+
+        ``constant``: keys of tensors that never change: they are written into each image once.
+        """
         held = {key: shard for key, shard in state.items() if shard.tensor.numel()}
         self._sources = [shard.tensor.detach() for shard in held.values()]
         self.description = describe(held)
+        self._changing = [index for index, key in enumerate(held) if key not in constant]
+        self._filled: WeakSet[Image] = WeakSet()
         self._views: WeakKeyDictionary[Image, list[torch.Tensor]] = WeakKeyDictionary()
         device = next((source.device for source in self._sources if source.is_cuda), None)
         self._stream = None if device is None else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -43,14 +48,17 @@ class Capture:
         wrong.
         """
         views = self._views_of(image)
+        wanted = self._changing if image in self._filled else range(len(views))
+        targets, sources = [views[index] for index in wanted], [self._sources[index] for index in wanted]
         image.begin(step)
-        if self._stream is not None:
+        if targets and self._stream is not None:
             with torch.cuda.stream(self._stream):
-                torch._foreach_copy_(views, self._sources, non_blocking=True)
+                torch._foreach_copy_(targets, sources, non_blocking=True)
             self._stream.synchronize()
-        elif views:
-            torch._foreach_copy_(views, self._sources)
+        elif targets:
+            torch._foreach_copy_(targets, sources)
         image.finish(step)
+        self._filled.add(image)
 
     def _views_of(self, image: Image) -> list[torch.Tensor]:
         views = self._views.get(image)

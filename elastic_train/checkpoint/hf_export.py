@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from elastic_train.checkpoint.catalog import load_manifest
-from elastic_train.checkpoint.description import union_volume
-from elastic_train.checkpoint.errors import CheckpointError, RestoreError
+from elastic_train.checkpoint.errors import CheckpointError
+from elastic_train.checkpoint.hf_parameters import SavedParameters
 from elastic_train.checkpoint.hf_source import HfSource, kept_source
 from elastic_train.checkpoint.hf_weights import SavedTensor, write_weights
-from elastic_train.checkpoint.manifest import Manifest, TensorRecord
-from elastic_train.config.hf import hf_config, hf_shapes
+from elastic_train.config.hf import hf_config
+from elastic_train.config.lora import LoraConfig
 from elastic_train.config.model import ModelConfig
 from elastic_train.data import manifest as data_manifest
 from elastic_train.model.hf_folder import CONFIG
 from elastic_train.storage.store import Store
 
-PREFIX, AVERAGE_PREFIX = "param.", "ema."
-"""Of the state's keys: the weights, and their moving average."""
 SHARD_BYTES = 5 * 10**9
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """What weights can be exported in: torch's name -> safetensors' name."""
@@ -36,6 +34,7 @@ def export_hf(
     data: Store,
     out: str | Path,
     *,
+    lora: LoraConfig | None = None,
     dtype: str | None = None,
     ema: bool = False,
     shard_bytes: int = SHARD_BYTES,
@@ -45,26 +44,54 @@ def export_hf(
 
     A job that began with the weights of a Hugging Face folder gets that folder's small files back, and every tensor in
     its dtype there. Another job's model is float32, with the tokenizer of the prepared data set ``data``. ``dtype``
-    ("bfloat16") is another choice. ``ema``: the averaged weights. Weight files hold up to ``shard_bytes`` bytes (a
-    single larger tensor gets a file of its own). ``progress`` gets the bytes written so far and in all.
-    Memory: a few blocks of ``hf_weights.READ_BYTES``. ``out`` appears only when it is complete.
+    ("bfloat16") is another choice. ``lora``: of the job; its adapters are added to the weights. ``ema``: the averaged
+    weights. Weight files hold up to ``shard_bytes`` bytes (a single larger tensor gets a file of its own). ``progress``
+    gets the bytes written so far and in all. Memory: a few blocks of ``hf_weights.READ_BYTES``. ``out`` appears only
+    when it is complete.
 
     Raises CheckpointError when there is no such checkpoint, its parameters are not those of its model, or ``out`` is
     not empty; DamagedChunk when bytes in storage are not what the manifest says.
     """
+    require_dtype(dtype)
+    with new_folder(out) as partial:
+        manifest = load_manifest(store, step)
+        model = ModelConfig.model_validate(manifest.model, strict=False)
+        source = kept_source(store)
+        saved = SavedParameters.of(manifest, model, lora, ema=ema)
+        tensors = {
+            name: SavedTensor(key, record, _dtype(name, dtype, source), saved.adapter_of(name))
+            for name, (key, record) in saved.weights.items()
+        }
+        for name, content in _small_files(model, source, data, dtype).items():
+            (partial / name).write_bytes(content)
+        report = reporter(tensors, progress)
+        write_weights(partial, store, tensors, manifest.block_bytes, shard_bytes, report)
+    return Path(out)
+
+
+def require_dtype(dtype: str | None) -> None:
+    """Raises CheckpointError unless weights can be exported in ``dtype``."""
+    if dtype is not None and dtype not in DTYPES:
+        raise CheckpointError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
+
+
+@contextmanager
+def new_folder(out: str | Path) -> Iterator[Path]:
+    """A folder to write into, which becomes ``out`` at the end. Raises CheckpointError where ``out`` is not empty."""
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} exists and is not an empty folder; give another one for the export")
-    if dtype is not None and dtype not in DTYPES:
-        raise CheckpointError(f"dtype={dtype}: must be one of {', '.join(DTYPES)}")
-    manifest = load_manifest(store, step)
-    model = ModelConfig.model_validate(manifest.model, strict=False)
-    source = kept_source(store)
-    prefix = AVERAGE_PREFIX if ema else PREFIX
-    tensors = {
-        name: SavedTensor(prefix + name, record, _dtype(name, dtype, source))
-        for name, record in _parameters(manifest, model, prefix).items()
-    }
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.replace(partial, out)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def reporter(tensors: Mapping[str, SavedTensor], progress: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Takes bytes just written, and gives ``progress`` those written so far and in all."""
     total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
 
     def report(nbytes: int) -> None:
@@ -72,46 +99,13 @@ def export_hf(
         done += nbytes
         progress(done, total)
 
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
-    try:
-        for name, content in _small_files(model, source, data, dtype).items():
-            (partial / name).write_bytes(content)
-        write_weights(partial, store, tensors, manifest.block_bytes, shard_bytes, report)
-        os.replace(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return out
+    return report
 
 
 def _dtype(name: str, dtype: str | None, source: HfSource | None) -> str:
     if dtype is not None:
         return DTYPES[dtype]
     return "F32" if source is None else source.dtypes[name]
-
-
-def _parameters(manifest: Manifest, model: ModelConfig, prefix: str) -> dict[str, TensorRecord]:
-    """HF name -> record, in HF's order. Raises RestoreError that lists all that is not as the model wants it."""
-    saved = {key.removeprefix(prefix): record for key, record in manifest.tensors.items() if key.startswith(prefix)}
-    if prefix == AVERAGE_PREFIX and not saved:
-        raise CheckpointError(
-            f"the checkpoint of step {manifest.step} has no averaged weights; training.ema_decay makes a job keep them"
-        )
-    shapes = hf_shapes(model)
-    problems = [f"{name} is no parameter of the model" for name in saved if name not in shapes]
-    for name, shape in shapes.items():
-        record = saved.get(name)
-        if record is None:
-            problems.append(f"{name} is missing")
-        elif record.shape != shape:
-            problems.append(f"{name} has shape {record.shape}; the model has {shape}")
-        elif record.dtype != "float32":
-            problems.append(f"{name} is {record.dtype}; master weights are float32")
-        elif union_volume((chunk.offsets, chunk.sizes) for chunk in record.chunks) != math.prod(shape):
-            problems.append(f"{name} is not completely saved")
-    if problems:
-        raise RestoreError(problems, f"the checkpoint of step {manifest.step} is not one of its model")
-    return {name: saved[name] for name in shapes}
 
 
 def _small_files(model: ModelConfig, source: HfSource | None, data: Store, dtype: str | None) -> dict[str, bytes]:

@@ -82,13 +82,18 @@ def export_hf(
         typer.Option(help="float32, bfloat16 or float16 (default: as in init_from; float32 from random weights)."),
     ] = None,
     ema: Annotated[bool, typer.Option("--ema", help="The averaged weights (training.ema_decay).")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="The adapters of a job with lora, alone, in PEFT's format.")
+    ] = False,
     data: Annotated[str | None, typer.Option(help="Data set, for its tokenizer (default: the job's).")] = None,
     storage: StorageUri = None,
     endpoint_url: Endpoint = None,
     region: Region = None,
 ) -> None:
-    """Write a checkpoint as a Hugging Face model folder: config, safetensors, tokenizer."""
+    """Write a checkpoint as a Hugging Face model folder: config, safetensors, tokenizer. Adapters are merged."""
+    from elastic_train.checkpoint.adapter_export import export_adapter
     from elastic_train.checkpoint.hf_export import export_hf as export
+    from elastic_train.config.lora import LoraConfig
     from elastic_train.config.operation import StorageConfig
     from elastic_train.controller.job_folder import read_record
     from elastic_train.storage.store import Store
@@ -96,6 +101,7 @@ def export_hf(
     chosen = select(checkpoint, storage, endpoint_url, region)
     name, step = chosen.name, chosen.id.step
     config = read_record(chosen.store)["config"]
+    lora = None if config.get("lora") is None else LoraConfig.model_validate(config["lora"], strict=False)
     first = config["data"]["uri"] or config["data"]["sources"][0]["uri"]  # all sources have the same tokenizer
     data_store = Store.open(data or first, StorageConfig(**config["storage"]))
     with progress_bar(transient=True) as progress:
@@ -104,13 +110,10 @@ def export_hf(
         def report(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
 
-        folder = export(
-            chosen.store,
-            step,
-            data_store,
-            out or f"exports/{name}-step-{step}",
-            dtype=dtype,
-            ema=ema,
-            progress=report,
-        )
-    typer.echo(f"{folder}: step {step} of {name} as a Hugging Face model")
+        to = out or f"exports/{name}-step-{step}{'-adapter' if adapter else ''}"
+        if adapter:
+            folder = export_adapter(chosen.store, step, to, lora, dtype=dtype, ema=ema, progress=report)
+        else:
+            folder = export(chosen.store, step, data_store, to, lora=lora, dtype=dtype, ema=ema, progress=report)
+    what = "the adapters of step" if adapter else "step"
+    typer.echo(f"{folder}: {what} {step} of {name} {'for PEFT' if adapter else 'as a Hugging Face model'}")

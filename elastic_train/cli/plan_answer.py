@@ -73,7 +73,8 @@ def answer_of(question: Question, top: int, price: Price | None, calibration: li
     if not ranking.best:
         raise UserError(why_impossible(job, question.gpus, question.accelerator, limit, ranking))
     work = {
-        "6P": 6.0 * job.model.num_parameters,
+        # Of frozen weights the backward pass has one product, not two.
+        "6P" if job.lora is None else "4P": (6.0 if job.lora is None else 4.0) * job.model.num_parameters,
         "full": model_flops_per_token(job, "full"),
         "causal": model_flops_per_token(job, "causal"),
     }
@@ -144,11 +145,17 @@ def _traffic(question: Question, plan: Candidate) -> list[Sent]:
 
 def _state(plan: Candidate, memory: tuple[RankMemory, ...]) -> tuple[dict[str, float], str]:
     """Weights, gradients and optimizer state, by both accountings, and the textbook's formula."""
+    from elastic_train.planner.parameters import adapter_elements
     from elastic_train.planner.textbook import textbook_formula, textbook_state
 
-    layout, strategy = plan.layout, plan.job.parallel.data
-    each = plan.job.model.num_parameters / (layout.tp * layout.pp)
-    divided = sum(textbook_state(each, strategy, layout.shards).values())
-    engine = float(max(sum(rank.state.values()) for rank in memory))
+    layout, job, strategy = plan.layout, plan.job, plan.job.parallel.data
+    ways = layout.tp * layout.pp
+    trained = adapter_elements(job.model, job.lora) if job.lora else job.model.num_parameters
+    divided = sum(textbook_state(trained / ways, strategy, layout.shards).values())
     formula = f"{textbook_formula(strategy)}, P = parameters / (tp x pp), N = {layout.shards}"
+    if job.lora is not None:
+        shared = strategy in ("zero3", "hsdp")
+        divided += 2 * job.model.num_parameters / ways / (layout.shards if shared else 1)
+        formula = f"{'2F/N' if shared else '2F'} + {formula} of adapters, F = the others / (tp x pp)"
+    engine = float(max(sum(rank.state.values()) for rank in memory))
     return {"textbook": divided, "engine": engine}, formula

@@ -43,14 +43,16 @@ def print_answer(answer: Answer, *, per_stage: int | None, traffic: int | None) 
 
 def question_lines(answer: Answer) -> Iterator[str]:
     """The model, the machines, and what was assumed."""
+    from elastic_train.cli.report import parameter_count
+
     question, work = answer.question, answer.work
-    job, chip = question.job, question.accelerator
+    job, chip, (rule, *_) = question.job, question.accelerator, work
     yield (
-        f"{job.name}: {job.model.num_parameters:,} parameters; {job.training.global_batch:,} sequences of "
+        f"{job.name}: {parameter_count(job)} parameters; {job.training.global_batch:,} sequences of "
         f"{job.data.sequence_length:,} tokens a step = {question.tokens_per_step:,} tokens"
     )
     yield (
-        f"FLOPs per token: {work['6P']:.4g} by 6P, {work['full']:.4g} with attention in full, "
+        f"FLOPs per token: {work[rule]:.4g} by {rule}, {work['full']:.4g} with attention in full, "
         f"{work['causal']:.4g} as causal attention computes it"
     )
     yield (

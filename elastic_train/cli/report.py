@@ -14,6 +14,7 @@ from elastic_train.config.layout import Layout
 from elastic_train.planner.constraints import micro_batches_per_rank
 from elastic_train.planner.hardware_table import host_of
 from elastic_train.planner.layouts import choose_layout
+from elastic_train.planner.parameters import adapter_elements
 
 
 def resolved(job: Job) -> str:
@@ -25,7 +26,7 @@ def resolved(job: Job) -> str:
 def summary(job: Job) -> Iterator[str]:
     """Parameters, tokens, and the layout for the most and the fewest hosts."""
     tokens = job.training.global_batch * job.data.sequence_length
-    yield f"parameters: {job.model.num_parameters:,}"
+    yield f"parameters: {parameter_count(job)}"
     yield (
         f"tokens per step: global_batch {job.training.global_batch} x sequence_length {job.data.sequence_length} "
         f"= {tokens:,}; {job.training.steps:,} steps = {tokens * job.training.steps:,} tokens"
@@ -37,6 +38,13 @@ def summary(job: Job) -> Iterator[str]:
         choice = choose_layout(job, hosts)
         yield f"on {hosts} host{'' if hosts == 1 else 's'}: layout {choice.layout} ({'; '.join(choice.reasons)})"
         yield f"  {batch_equation(job, choice.layout)}"
+
+
+def parameter_count(job: Job) -> str:
+    """``8,030,261,248``, or ``8,030,261,248 frozen + 3,407,872 trained``."""
+    if job.lora is None:
+        return f"{job.model.num_parameters:,}"
+    return f"{job.model.num_parameters:,} frozen + {adapter_elements(job.model, job.lora):,} trained"
 
 
 def batch_equation(job: Job, layout: Layout) -> str:

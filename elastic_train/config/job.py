@@ -13,6 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from elastic_train.config.data import DataConfig, EvaluationConfig
+from elastic_train.config.lora import LoraConfig
 from elastic_train.config.model import ModelConfig
 from elastic_train.config.operation import (
     CheckpointConfig,
@@ -44,6 +45,7 @@ class Job(Section):
         default=None, description="folder of an HF checkpoint whose weights the job starts from; null: random weights"
     )
     model: ModelConfig
+    lora: LoraConfig | None = None
     data: DataConfig
     training: TrainingConfig
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -68,6 +70,7 @@ class Job(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         problems = [*self._batch_problems(), *self._schedule_problems(), *self._device_problems()]
+        problems += self._lora_problems()
         if problems:
             raise Problems(problems)
         return self
@@ -139,6 +142,21 @@ class Job(Section):
             problems.append("training.precision=fp8: needs hosts.device=cuda with fp8 units; use bf16 or fp32 on cpu")
         if self.parallel.offload:
             problems.append("parallel.offload=true: needs hosts.device=cuda; on cpu the state is in CPU memory already")
+        return problems
+
+    def _lora_problems(self) -> list[str]:
+        if self.lora is None:
+            return []
+        problems = []
+        if self.init_from is None:
+            problems.append("lora: needs init_from, the model that it adapts; random weights have to be trained")
+        if self.optimizer.name == "muon":
+            problems.append(
+                "optimizer.name=muon: is not available with lora, as it makes all directions of a matrix equally "
+                "strong; use adamw"
+            )
+        if self.training.precision == "fp8":
+            problems.append("training.precision=fp8: is not available with lora, whose matrices are narrow; use bf16")
         return problems
 
     def as_dict(self) -> dict[str, Any]:

@@ -64,10 +64,11 @@ def identity(job: Job, data_digest: str) -> dict[str, Any]:
         "precision": job.training.precision,
         "optimizer": job.optimizer.name,
         "averaged_weights": job.training.ema_decay is not None,
+        "lora": None if job.lora is None else job.lora.model_dump(mode="json"),
     }
 
 
-DEFAULTS = {"packing": "stream", "tails": "drop", "mixture": None}
+DEFAULTS = {"packing": "stream", "tails": "drop", "mixture": None, "lora": None}
 """What jobs have that were begun before there was a choice."""
 
 

@@ -145,7 +145,7 @@ class Trainer:
         self.tell({"type": "restored", "bytes": dict(restored.bytes_read), "passed_over": restored.passed_over})
 
     def _open_snapshots(self, engine: Engine) -> Snapshots:
-        capture = Capture(engine.state())
+        capture = Capture(engine.state(), engine.frozen)
         keep = self._restoration.images
         place = self._pool, self._generation, self._rank
         return Snapshots(capture, self._control, self._agreement.wait, self.tell, *place, keep)

@@ -22,7 +22,9 @@ class DataParallel(Protocol):
     """
 
     shards: dict[str, LocalShard]
-    """This rank's live part of every master weight, contiguous float32."""
+    """This rank's live part of every master weight, contiguous, float32; frozen ones in the precision of compute."""
+    trained: dict[str, LocalShard]
+    """Those of them that are not frozen."""
     shards_are_cut: bool
     """Whether the shards (and so gradients and moments) are cut over ``dp_shard`` x ``cp``."""
 
@@ -33,13 +35,16 @@ class DataParallel(Protocol):
         """Called before the backward pass of each micro-batch; a pipeline schedule does without."""
 
     def gradients(self) -> dict[str, Tensor]:
-        """After all backward passes: the gradient of every shard, live, float32 or of the reduce dtype.
+        """After all backward passes: the gradient of every trained shard, live, float32 or of the reduce dtype.
 
         Waits for reductions under way. Raises RuntimeError for a parameter without a gradient.
         """
 
-    def publish(self) -> None:
-        """Make the weights that compute uses follow the master weights, after these were written."""
+    def publish(self, *, frozen: bool = True) -> None:
+        """Make the weights that compute uses follow the master weights, after these were written.
+
+        ``frozen``: whether those were written as well that are not trained.
+        """
 
     def release(self) -> None:
         """Drop gathered weights after forward passes without a backward pass, which would have done so."""

@@ -52,11 +52,11 @@ class ExactGradients:
     """
 
     def __init__(self, stages: Stages, data: DataParallel, mesh: ParallelMesh, *, slots: int) -> None:
-        """``slots``: of the global batch. ``data.shards`` say which part of each sum this rank needs."""
+        """``slots``: of the global batch. ``data.trained`` says which part of each sum this rank needs."""
         self._mesh = mesh
-        self._shards, self._cut = data.shards, data.shards_are_cut
+        self._shards, self._cut = data.trained, data.shards_are_cut
         # What tensor parallelism leaves of each parameter is cut in dim 0.
-        shapes = {name: _whole_shape(name, stages, mesh) for name in data.shards}
+        shapes = {name: _whole_shape(name, stages, mesh) for name in data.trained}
         self._buckets = _buckets(shapes, mesh.layout.shards if self._cut else 1, mesh.device)
         self._sums = {name: total for bucket in self._buckets for name, total in bucket.sums.items()}
         self._stages = [_Stage() for _ in stages.modules]
@@ -66,7 +66,7 @@ class ExactGradients:
                 sums = {
                     attribute: self._sums[state_name(module, f"{path}.{attribute}")]
                     for attribute, parameter in owner._parameters.items()
-                    if parameter is not None
+                    if parameter is not None and parameter.requires_grad
                 }
                 if sums:
                     _catch(owner, sums, stage)

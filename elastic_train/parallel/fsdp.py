@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from elastic_train.config.job import Job
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.mesh import ParallelMesh
-from elastic_train.parallel.precision import compute_dtype, reduce_dtype
+from elastic_train.parallel.precision import compute_dtype, freeze_in, reduce_dtype
 from elastic_train.parallel.shard import LocalShard, cuts_of, local_box
 from elastic_train.parallel.stages import Stages
 from elastic_train.parallel.tensor import tensor_dim
@@ -33,6 +33,7 @@ class FullySharded:
         self._keep = not job.parallel.reshard_after_forward
         self._parameters = dict(stages.named_parameters())
         self.shards = {name: _local_shard(name, stages, self._parameters[name], mesh) for name in self._parameters}
+        self.trained = {name: self.shards[name] for name in stages.trained}
 
     def start_step(self) -> None:
         for parameter in self._parameters.values():
@@ -49,13 +50,14 @@ class FullySharded:
     @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         gradients: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
+        for name in self.trained:
+            parameter = self._parameters[name]
             if parameter.grad is None:
                 raise RuntimeError(f"parameter {name} took no part in the step: it has no gradient")
             gradients[name] = _local(parameter.grad)
         return gradients
 
-    def publish(self) -> None:
+    def publish(self, *, frozen: bool = True) -> None:
         """Nothing to do: weights are gathered anew in every step."""
 
     def release(self) -> None:
@@ -73,6 +75,7 @@ def _shard(module: Transformer, job: Job, mesh: ParallelMesh) -> FSDPModule:
     )
     offload = CPUOffloadPolicy() if parallel.offload else OffloadPolicy()
     units: list[FSDPModule] = []
+    freeze_in(module, compute_dtype(job.training))
     for part in (*module.blocks.values(), module):
         # What is outside the blocks is needed at both ends of the forward pass and first in the backward pass.
         release = parallel.reshard_after_forward and part is not module

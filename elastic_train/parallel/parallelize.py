@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_train.config.job import Job
+from elastic_train.model.lora import apply_lora
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.compile import apply_compile
 from elastic_train.parallel.context import apply_context_parallel
@@ -56,4 +57,5 @@ def _stage_modules(job: Job, mesh: ParallelMesh) -> list[Transformer]:
     ]
     for module in modules:
         module.sequence_length = length
+        apply_lora(module, job.lora)
     return modules

@@ -1,4 +1,4 @@
-"""The number formats of a job. Master weights and moments are float32 whatever is chosen here."""
+"""The number formats of a job. Master weights that are trained, and moments, are float32 whatever is chosen here."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def compute_dtype(training: TrainingConfig) -> torch.dtype:
 def reduce_dtype(training: TrainingConfig) -> torch.dtype:
     """Of gradients while they are accumulated and reduced."""
     return torch.float32 if training.reduce_dtype == "fp32" else torch.bfloat16
+
+
+def freeze_in(model: Transformer, dtype: torch.dtype) -> None:
+    """Make the frozen (meta) parameters of ``model`` ones of ``dtype``: no small updates are to be kept in them."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def apply_precision(model: Transformer, training: TrainingConfig, device: torch.device) -> None:

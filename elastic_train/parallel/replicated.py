@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from elastic_train.config.job import Job
@@ -26,7 +28,7 @@ class Replicated:
     """Also what ``zero3`` and ``hsdp`` become on a rank without data peers.
 
     In float32 the master weights are the weights (a view of this rank's part, where they are cut). In a narrower
-    precision they are a float32 copy, from which ``publish`` writes the weights.
+    precision they are a float32 copy, from which ``publish`` writes the weights; frozen ones have none.
     """
 
     def __init__(self, stages: Stages, job: Job, mesh: ParallelMesh) -> None:
@@ -35,21 +37,23 @@ class Replicated:
             module.to(self._dtype).to_empty(device=mesh.device)
             module.tie()
         self.shards_are_cut = job.parallel.data in ("zero1", "zero2") and mesh.layout.shards > 1
-        self._groups = list(_bucket_members(stages, micro_batches_per_rank(job, mesh.layout)))
-        self._cuts = [Cut(members, mesh.shard_group) if self.shards_are_cut else None for members in self._groups]
+        groups = list(_bucket_members(stages, micro_batches_per_rank(job, mesh.layout)))
+        cutting = mesh.shard_group if self.shards_are_cut else None
+        self._trained, self._frozen = (_Held.of(groups, trained, cutting) for trained in (True, False))
         # Exact sums catch every gradient before it gets to a parameter.
         caught = job.training.determinism == "exact"
-        self._buckets = [] if caught else _buckets(self._groups, self._cuts, job, mesh)
-        self.shards: dict[str, LocalShard] = {}
-        for members, cut in zip(self._groups, self._cuts, strict=True):
-            for member in members:
-                whole = member.parameter.detach()
-                part = whole if cut is None else cut.own(member, whole)
-                if self._dtype != torch.float32:
-                    part = torch.empty_like(part, dtype=torch.float32)
-                box = cuts_of(tensor_dim(member.name), mesh.layout, mesh.place, sharded=self.shards_are_cut)
-                shape = stages.shapes[member.name]
-                self.shards[member.name] = LocalShard(part, shape, local_box(shape, box).offsets)
+        self._buckets = [] if caught else _buckets(self._trained, job, mesh)
+        self.trained = {m.name: self._shard(m, held.cut, stages, mesh) for held in self._trained for m in held.members}
+        frozen = {m.name: self._shard(m, held.cut, stages, mesh) for held in self._frozen for m in held.members}
+        self.shards = self.trained | frozen
+
+    def _shard(self, member: Member, cut: Cut | None, stages: Stages, mesh: ParallelMesh) -> LocalShard:
+        whole, shape = member.parameter.detach(), stages.shapes[member.name]
+        part = whole if cut is None else cut.own(member, whole)
+        if member.parameter.requires_grad and self._dtype != torch.float32:
+            part = torch.empty_like(part, dtype=torch.float32)
+        cuts = cuts_of(tensor_dim(member.name), mesh.layout, mesh.place, sharded=self.shards_are_cut)
+        return LocalShard(part, shape, local_box(shape, cuts).offsets)
 
     def start_step(self) -> None:
         for bucket in self._buckets:
@@ -62,20 +66,34 @@ class Replicated:
         return {name: gradient for bucket in self._buckets for name, gradient in bucket.finish().items()}
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def publish(self, *, frozen: bool = True) -> None:
         """Cast the master weights to the precision of compute, and gather them where they are cut."""
         gathered = []
-        for members, cut in zip(self._groups, self._cuts, strict=True):
-            masters = [self.shards[member.name].tensor for member in members]
-            weights = [member.parameter.detach() for member in members]
-            if cut is not None:
-                gathered.append((cut, masters, weights))
-            elif self._dtype != torch.float32:
+        for held in self._trained + (self._frozen if frozen else []):
+            masters = [self.shards[member.name].tensor for member in held.members]
+            weights = [member.parameter.detach() for member in held.members]
+            if held.cut is not None:
+                gathered.append((held.cut, masters, weights))
+            elif masters[0].dtype != self._dtype:
                 torch._foreach_copy_(weights, masters)
         gather_weights(gathered, self._dtype)
 
     def release(self) -> None:
         """Nothing to do: nothing is gathered."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Parameters of one block, or those outside of blocks, that are trained, or that are not. ``cut``: if they are."""
+
+    members: list[Member]
+    cut: Cut | None
+
+    @classmethod
+    def of(cls, groups: list[list[Member]], trained: bool, group: dist.ProcessGroup | None) -> list[_Held]:
+        """Those of ``groups`` that are ``trained`` or not, cut over the ranks of ``group``."""
+        found = [[member for member in members if member.parameter.requires_grad == trained] for members in groups]
+        return [cls(members, None if group is None else Cut(members, group)) for members in found if members]
 
 
 def _bucket_members(stages: Stages, micro_batches: int) -> Iterator[list[Member]]:
@@ -91,15 +109,15 @@ def _bucket_members(stages: Stages, micro_batches: int) -> Iterator[list[Member]
         yield list(members.values())
 
 
-def _buckets(groups: list[list[Member]], cuts: list[Cut | None], job: Job, mesh: ParallelMesh) -> list[Bucket]:
+def _buckets(trained: list[_Held], job: Job, mesh: ParallelMesh) -> list[Bucket]:
     dtype, layout = reduce_dtype(job.training), mesh.layout
     alone = layout.dp_replicate * layout.shards == 1
     under = Scattering()
     buckets: list[Bucket] = []
-    for members, cut in zip(groups, cuts, strict=True):
-        if job.parallel.data == "zero2" and cut is not None:
+    for held in trained:
+        if job.parallel.data == "zero2" and held.cut is not None:
             replicas = mesh.replicate_group if layout.dp_replicate > 1 else None
-            buckets.append(ShardedBucket(members, dtype, cut, replicas, under))
+            buckets.append(ShardedBucket(held.members, dtype, held.cut, replicas, under))
         else:
-            buckets.append(WholeBucket(members, dtype, None if alone else mesh.batch_group, cut))
+            buckets.append(WholeBucket(held.members, dtype, None if alone else mesh.batch_group, held.cut))
     return buckets

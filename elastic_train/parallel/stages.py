@@ -28,6 +28,11 @@ class Stages:
             for name, parameter in module.named_parameters():
                 yield state_name(module, name), parameter
 
+    @property
+    def trained(self) -> list[str]:
+        """State names of the parameters that get gradients."""
+        return [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+
     def blocks(self) -> Iterator[tuple[int, nn.Module]]:
         """Global layer number and module of every block held here."""
         for module in self.modules:

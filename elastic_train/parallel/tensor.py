@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from elastic_train.model.lora import DOWN, UP
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.mesh import ParallelMesh
 from elastic_train.parallel.shard import chunk_bounds
@@ -29,8 +30,15 @@ ROW = ("o_proj", "down_proj")
 
 
 def tensor_dim(name: str) -> int | None:
-    """The dim of parameter ``name`` that tensor parallelism cuts; None if every rank holds all of it (norms)."""
-    module = name.split(".")[-2]
+    """The dim of parameter ``name`` that tensor parallelism cuts; None if every rank holds all of it (norms).
+
+    Of an adapter the matrix is cut that has the cut side of its projection.
+    """
+    *_, module, _ = parts = name.split(".")
+    if module == DOWN:
+        return 1 if parts[-3] in ROW else None
+    if module == UP:
+        return 0 if parts[-3] in COLUMN else None
     return 0 if module in COLUMN else 1 if module in ROW else None
 
 
@@ -38,7 +46,7 @@ class VocabularyEmbedding(nn.Embedding):
     """Some rows of the embedding, from ``start`` on. Other ids give zeros: the sum over ranks is the lookup."""
 
     def __init__(self, weight: Tensor, start: int) -> None:
-        super().__init__(weight.shape[0], weight.shape[1], _weight=weight)
+        super().__init__(weight.shape[0], weight.shape[1], _weight=weight, _freeze=not weight.requires_grad)
         self.start = start
 
     def forward(self, ids_BT: Tensor) -> Tensor:
@@ -79,11 +87,14 @@ def apply_tensor_parallel(model: Transformer, mesh: ParallelMesh) -> None:
 
 
 def sum_replicated_gradients(gradients: dict[str, Tensor], mesh: ParallelMesh) -> None:
-    """Sum, in place, the gradients of parameters that every tensor rank holds: each has seen its own tokens only."""
+    """Sum, in place, the gradients of parameters that every tensor rank holds: each has its own share only.
+
+    Norms have seen this rank's tokens; matrices of adapters this rank's outputs (A) or inputs (B) of the projection.
+    """
     replicated = [gradient for name, gradient in gradients.items() if tensor_dim(name) is None and gradient.numel()]
     if mesh.layout.tp == 1 or not replicated:
         return
-    # One collective for all of them; they are a few vectors per layer.
+    # One collective for all of them; they are small.
     flat = torch.cat([gradient.flatten() for gradient in replicated]).to(mesh.device)  # offloaded ones are elsewhere
     dist.all_reduce(flat, group=mesh.tensor_group)
     parts = torch.split(flat, [gradient.numel() for gradient in replicated])
@@ -92,4 +103,5 @@ def sum_replicated_gradients(gradients: dict[str, Tensor], mesh: ParallelMesh) -
 
 def _cut(weight: Any, dim: int, size: int, index: int) -> nn.Parameter:
     start, end = chunk_bounds(weight.shape[dim], size, index)
-    return nn.Parameter(weight.detach().narrow(dim, start, end - start).clone(memory_format=torch.contiguous_format))
+    part = weight.detach().narrow(dim, start, end - start).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(part, requires_grad=weight.requires_grad)

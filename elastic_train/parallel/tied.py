@@ -20,13 +20,13 @@ def copies_in_stages(name: str, model: ModelConfig, pp: int) -> int:
 
 
 def sum_tied_gradients(gradients: dict[str, Tensor], model: ModelConfig, mesh: ParallelMesh) -> None:
-    """Sum, in place, the embedding's gradient over its two copies: on the first and on the last pipeline rank.
+    """Sum, in place, the embedding's gradient, if it has one, over its two copies: on the first and last pipeline rank.
 
     The shards have been reduced over the data ranks before; both ranks hold the same part. They exchange them, which
     costs what an all-reduce of two costs, and needs no group besides the pipeline's.
     """
     pp, place = mesh.layout.pp, mesh.place.pp
-    if copies_in_stages(EMBEDDING, model, pp) == 1 or place not in (0, pp - 1):
+    if copies_in_stages(EMBEDDING, model, pp) == 1 or place not in (0, pp - 1) or EMBEDDING not in gradients:
         return
     gradient = gradients[EMBEDDING]
     if gradient.numel() == 0:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.lora import PROJECTIONS, LoraConfig
 from elastic_train.config.model import ModelConfig
 
 Recompute = Literal["none", "selective", "full"]
@@ -47,8 +48,11 @@ def block_bytes(
     kernel: Kernel = "flash",
     fused_norm: bool = False,
     documents: bool = False,
+    lora: LoraConfig | None = None,
 ) -> dict[str, int]:
     """What -> bytes, for the block of ``model.transformer``; the sum is what one block of a rank keeps.
+
+    Inputs of frozen projections are not kept but where an adapter needs them.
 
     ``number_bytes``: of an activation in the precision of compute. ``fused_norm``: true on cuda; on cpu RMSNorm keeps
     its input and its quotient in float32. ``documents``: whether all attention is masked, and not only that of queries
@@ -60,27 +64,32 @@ def block_bytes(
     hidden = model.hidden_size * number_bytes
     if recompute == "full":
         return {"block input": held * hidden}
-    norm = _norm_bytes(model, held, number_bytes, fused_norm)
+    norm = _norm_bytes(model, held, number_bytes, fused_norm, frozen=lora is not None)
     inner = tokens * model.intermediate_size // layout.tp * number_bytes
     attention = (
         _core_input_bytes(model, layout, tokens, number_bytes)
         if recompute == "selective"
         else _core_bytes(model, layout, sequence, batch, number_bytes, context, kernel, documents)
     )
-    return {
+    trained = PROJECTIONS if lora is None else lora.targets
+    # The kernel keeps its output as well, which without cp is the input of o.
+    output = "o_proj" in trained or (layout.cp == 1 and recompute != "selective" and kernel != "math")
+    terms = {
         "attention norm": norm,
         # Kept as gathered over the tensor ranks: every one of them holds all tokens of it.
-        "input of q, k and v": tokens * hidden,
+        "input of q, k and v": tokens * hidden * bool({"q_proj", "k_proj", "v_proj"} & set(trained)),
         **attention,
-        "input of o": tokens * model.num_attention_heads * model.head_size // layout.tp * number_bytes,
+        "input of o": tokens * model.num_attention_heads * model.head_size // layout.tp * number_bytes * output,
         "feed-forward norm": norm,
-        "input of gate and up": tokens * hidden,
-        "gate, silu(gate), up and their product": 4 * inner,
+        "input of gate and up": tokens * hidden * bool({"gate_proj", "up_proj"} & set(trained)),
+        "gate, silu(gate), up and their product": (3 + ("down_proj" in trained)) * inner,
     }
+    return terms if lora is None else terms | {"between A and B": tokens * lora.rank * len(trained) * number_bytes}
 
 
-def _norm_bytes(model: ModelConfig, held: int, number_bytes: int, fused: bool) -> int:
-    width = model.hidden_size * number_bytes if fused else 2 * model.hidden_size * FLOAT32
+def _norm_bytes(model: ModelConfig, held: int, number_bytes: int, fused: bool, *, frozen: bool) -> int:
+    """A weight that is not trained does not need the quotient."""
+    width = model.hidden_size * number_bytes if fused else (1 if frozen else 2) * model.hidden_size * FLOAT32
     return held * (width + FLOAT32)
 
 
@@ -93,17 +102,19 @@ def outer_bytes(
     number_bytes: int,
     last: bool,
     fused_norm: bool = False,
+    frozen: bool = False,
 ) -> dict[str, int]:
     """What -> bytes that a stage keeps of one micro-batch outside its blocks, without logits.
 
     On the last stage for the final norm and the head, which all tensor ranks feed with all tokens; on the others the
-    output, until it has come back as a gradient.
+    output, until it has come back as a gradient. ``frozen``: norm and head are not trained.
     """
     tokens = batch * sequence // layout.cp
     held, hidden = tokens // layout.tp, model.hidden_size * number_bytes
     if not last:
         return {"output of the stage": held * hidden}
-    return {"final norm": _norm_bytes(model, held, number_bytes, fused_norm), "input of the head": tokens * hidden}
+    norm = _norm_bytes(model, held, number_bytes, fused_norm, frozen=frozen)
+    return {"final norm": norm, "input of the head": 0 if frozen else tokens * hidden}
 
 
 @dataclass(frozen=True, slots=True)

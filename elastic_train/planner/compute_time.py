@@ -12,12 +12,12 @@ queries from the middle of the sequence, and where documents are separated. Then
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.lora import LoraConfig, Projection
 from elastic_train.config.model import ModelConfig
 from elastic_train.planner.flops import computed_keys
 from elastic_train.planner.hardware import Accelerator
@@ -64,7 +64,7 @@ def pass_times(job: Job, layout: Layout, accelerator: Accelerator, efficiency: f
         data.separates_documents,
         training.compile,
     )
-    return _pass_times(job.model, cut, training.precision, training.recompute, accelerator, efficiency)
+    return _pass_times(job.model, job.lora, cut, training.precision, training.recompute, accelerator, efficiency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,13 @@ class _Cut:
 
 @lru_cache(maxsize=1 << 14)
 def _pass_times(
-    model: ModelConfig, cut: _Cut, precision: str, recompute: str, accelerator: Accelerator, efficiency: float
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    cut: _Cut,
+    precision: str,
+    recompute: str,
+    accelerator: Accelerator,
+    efficiency: float,
 ) -> PassTimes:
     number = 4 if precision == "fp32" else 2
     plain = accelerator.peak("bf16" if precision == "fp8" else precision) * efficiency
@@ -100,36 +106,56 @@ def _pass_times(
         moved = number * (cut.tokens * (inputs + outputs) + inputs * outputs)
         return max(2 * cut.tokens * inputs * outputs / speed, moved / bandwidth)
 
-    products = [product(*sizes, fast) for sizes in _products(model, cut.tp)]
+    products = [product(*sizes, fast) for sizes in _products(model, cut.tp).values()]
+    narrow, added = _adapters(model, lora, cut)
+    adapters = sum(product(*sizes, fast) for sizes in narrow)
     attention, scores = _attention(model, cut, number, plain, bandwidth, accelerator.masked_attention)
-    rest = _moved(model, cut, number) / bandwidth
-    forward = sum(products) + attention + rest
+    rest = (_moved(model, cut, number) + number * added) / bandwidth
+    forward = sum(products) + adapters + attention + rest
+    # A frozen matrix has one product in the backward pass.
+    backward = 2 * forward - (sum(products) if lora else 0.0)
     again = {
         "none": 0.0,
         "selective": attention,
         "full": forward - products[-1],  # torch stops before the last product: nothing needs what it makes
     }[recompute]
     vocabulary = model.vocab_size / cut.tp
-    head = product(model.hidden_size, vocabulary, plain)
-    head += cut.tokens * vocabulary * (number + 2 * FLOAT32) / bandwidth
+    head_product = product(model.hidden_size, vocabulary, plain)
+    head = head_product + cut.tokens * vocabulary * (number + 2 * FLOAT32) / bandwidth
     least = accelerator.launch_seconds
     return PassTimes(
-        max(forward, least), max(2 * forward + scores, least), max(again, least) if again else 0.0, head, 2 * head
+        max(forward, least),
+        max(backward + scores, least),
+        max(again, least) if again else 0.0,
+        head,
+        2 * head - (head_product if lora else 0.0),
     )
 
 
-def _products(model: ModelConfig, tp: int) -> Iterator[tuple[float, float]]:
+def _products(model: ModelConfig, tp: int) -> dict[Projection, tuple[float, float]]:
     """Inputs and outputs of the projections of a block on a tensor rank; the last one is the block's last product."""
     hidden, inner = model.hidden_size, model.intermediate_size / tp
     queries = model.num_attention_heads * model.head_size / tp
     keys = model.num_key_value_heads * model.head_size / tp
-    yield hidden, queries
-    yield hidden, keys
-    yield hidden, keys
-    yield queries, hidden
-    yield hidden, inner
-    yield hidden, inner
-    yield inner, hidden
+    return {
+        "q_proj": (hidden, queries),
+        "k_proj": (hidden, keys),
+        "v_proj": (hidden, keys),
+        "o_proj": (queries, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }
+
+
+def _adapters(model: ModelConfig, lora: LoraConfig | None, cut: _Cut) -> tuple[list[tuple[float, float]], float]:
+    """Inputs and outputs of the products of a block's adapters, and numbers moved to add theirs to the projections'."""
+    if lora is None:
+        return [], 0.0
+    targets = [sizes for name, sizes in _products(model, cut.tp).items() if name in lora.targets]
+    rank = float(lora.rank)
+    narrow = [pair for inputs, outputs in targets for pair in ((inputs, rank), (rank, outputs))]
+    return narrow, cut.tokens * sum(3 * outputs for _, outputs in targets)
 
 
 def _attention(

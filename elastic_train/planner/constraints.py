@@ -149,6 +149,11 @@ def _stage_problems(job: Job, layout: Layout) -> list[str]:
             f"reshard_after_forward=true is not available with pipeline={name} and pp={layout.pp}: torch finds the "
             "weights of a stage for the second half of its backward pass only while they are gathered"
         )
+    if parallel.splits_backward and job.lora is not None:
+        problems.append(
+            f"pipeline={name} with pp={layout.pp} is not available with lora: there are hardly any gradients of "
+            "weights to be put off; use gpipe, 1f1b or interleaved_1f1b"
+        )
     if parallel.splits_backward and job.training.compile:
         problems.append(
             f"compile=true is not available with pipeline={name} and pp={layout.pp}: torch does not split the backward "

@@ -13,8 +13,10 @@ from typing import Literal
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.lora import LoraConfig
 from elastic_train.config.model import ModelConfig
 from elastic_train.planner.constraints import micro_batches_per_rank
+from elastic_train.planner.parameters import adapter_elements
 
 Attention = Literal["full", "causal"]
 """Whether a query is counted with all keys, as published MFUs do, or only with those that it sees."""
@@ -64,14 +66,21 @@ class ForwardFlops:
     """products of queries with keys and of probabilities with values, of all blocks"""
     feed_forward: int
     head: int
+    adapters: int = 0
+    """of all blocks"""
 
     @property
     def total(self) -> float:
-        return self.projections + self.attention + self.feed_forward + self.head
+        return self.projections + self.attention + self.feed_forward + self.head + self.adapters
+
+    @property
+    def with_weights(self) -> float:
+        """Of the products with matrices of the model."""
+        return self.projections + self.feed_forward + self.head
 
 
 @lru_cache(maxsize=1024)
-def forward_flops(model: ModelConfig, keys: float) -> ForwardFlops:
+def forward_flops(model: ModelConfig, keys: float, lora: LoraConfig | None = None) -> ForwardFlops:
     """Exact for matrix products (a test counts them with torch's ``FlopCounterMode``); the others are not counted.
 
     ``keys``: those that a query sees, on average over the tokens.
@@ -83,12 +92,22 @@ def forward_flops(model: ModelConfig, keys: float) -> ForwardFlops:
         attention=layers * 4 * queries * keys,
         feed_forward=layers * 6 * hidden * model.intermediate_size,
         head=2 * hidden * model.vocab_size,
+        adapters=2 * adapter_elements(model, lora),
     )
 
 
 def model_flops_per_token(job: Job, attention: Attention) -> float:
-    """Forward and backward: every product of the forward pass has two in the backward pass."""
-    return 3 * forward_flops(job.model, seen_keys(job.data.sequence_length, attention)).total
+    """Forward and backward of what the mathematics needs.
+
+    With ``lora`` the first block needs no gradient of its input; what that saves is not taken off.
+    """
+    return _with_backward(job, seen_keys(job.data.sequence_length, attention))
+
+
+def _with_backward(job: Job, keys: float) -> float:
+    """Every product of the forward pass has two in the backward pass, of a frozen matrix one."""
+    forward = forward_flops(job.model, keys, job.lora)
+    return 3 * forward.total - (forward.with_weights if job.lora else 0)
 
 
 def backward_extra(job: Job, keys: float) -> float:
@@ -97,18 +116,22 @@ def backward_extra(job: Job, keys: float) -> float:
     The flash kernel makes the scores again: one product, where the forward pass has two. ``selective`` runs the
     attention core again, ``full`` the block up to the input of its last product, where torch stops: nothing needs more.
     """
-    forward = forward_flops(job.model, keys)
+    model, lora = job.model, job.lora
+    forward = forward_flops(model, keys, lora)
+    last = forward.feed_forward / 3
+    if lora is not None and "down_proj" in lora.targets:
+        last = model.num_hidden_layers * 2 * lora.rank * model.hidden_size
     again = {
         "none": 0.0,
         "selective": forward.attention,
-        "full": forward.projections + forward.attention + forward.feed_forward * 2 / 3,
+        "full": forward.projections + forward.attention + forward.feed_forward + forward.adapters - last,
     }
     return forward.attention / 2 + again[job.training.recompute]
 
 
 def hardware_flops_per_token(job: Job, keys: float) -> float:
     """Per token that is computed, padding or not, with ``keys`` for each query."""
-    return 3 * forward_flops(job.model, keys).total + backward_extra(job, keys)
+    return _with_backward(job, keys) + backward_extra(job, keys)
 
 
 def tokens_per_step(job: Job) -> int:

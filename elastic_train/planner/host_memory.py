@@ -15,7 +15,7 @@ from elastic_train.config.layout import Layout
 from elastic_train.config.sizes import gib
 from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.hardware import Accelerator
-from elastic_train.planner.model_state import model_state
+from elastic_train.planner.model_state import model_state, numbers_of
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 
 PROCESS = 4 * 2**30
@@ -27,11 +27,16 @@ def host_terms(job: Job, layout: Layout, stages: Sequence[StageParameters]) -> d
     if not job.parallel.offload:
         return {}
     state = model_state(job, layout, stages)
-    pinned = sum(stage.blocks * stage.block.pinned + stage.outer.pinned for stage in stages)
-    clipped = max(max(stage.block.whole, stage.outer.largest) for stage in stages)
+    whole, gradients = (
+        sum(stage.blocks * stage.block.pinned + stage.outer.pinned for stage in each)
+        for each in (stages, [stage.trained for stage in stages])
+    )
+    # Frozen weights have the bytes of compute, half or all of a float32's: the next smaller power of two.
+    frozen = (whole - gradients) * numbers_of(job).compute // FLOAT32
+    clipped = max(max(stage.trained.block.whole, stage.trained.outer.largest) for stage in stages)
     terms = {
-        "master weights, pinned": pinned,
-        "gradients, pinned": pinned,
+        "master weights, pinned": gradients + frozen,
+        "gradients, pinned": gradients,
         "optimizer state": state.get("optimizer state", 0),
         "averaged weights": state.get("averaged weights", 0),
         "gradients in float32": FLOAT32 * -(-clipped // layout.shards),
@@ -42,7 +47,7 @@ def host_terms(job: Job, layout: Layout, stages: Sequence[StageParameters]) -> d
 
 def node_bytes(job: Job, layout: Layout, per_node: int) -> int:
     """Bytes of CPU memory that the ranks of a node of ``per_node`` need, as if all were those that need most."""
-    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
     different = {tuple((stage.blocks, stage.first, stage.last) for stage in stages): stages for stages in ranks}
     most = max(sum(host_terms(job, layout, stages).values()) for stages in different.values())
     return min(layout.world_size, per_node) * most

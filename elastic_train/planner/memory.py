@@ -19,6 +19,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.host_memory import host_terms
+from elastic_train.planner.model_state import numbers_of
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
 from elastic_train.planner.step_memory import StepMemory
 
@@ -55,7 +56,7 @@ class RankMemory:
 
 def memory_of(job: Job, layout: Layout) -> tuple[RankMemory, ...]:
     """One per pipeline rank. ``layout`` has a layer for every stage; other constraints may be violated."""
-    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
     return tuple(_rank_memory(job, layout, number, stages) for number, stages in enumerate(ranks))
 
 
@@ -65,7 +66,8 @@ def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParame
     if job.parallel.offload:  # the state is elsewhere, but for the parts that are on their way to be gathered
         ahead = 1 + job.parallel.prefetch
         away = {*step.state, "gradients in float32"}
-        copied = {"copies from CPU memory": ahead * FLOAT32 * max(stage.block.part for stage in stages)}
+        part, trained = (max(stage.block.part for stage in each) for each in (stages, [s.trained for s in stages]))
+        copied = {"copies from CPU memory": ahead * (FLOAT32 * trained + numbers_of(job).compute * (part - trained))}
         moments = [
             (name, Counter({t: size for t, size in held.items() if t not in away} | copied)) for name, held in moments
         ]
@@ -88,7 +90,7 @@ def memory_bytes(job: Job, layout: Layout) -> int:
 
 def fullest_rank(job: Job, layout: Layout) -> RankMemory:
     """The pipeline rank that needs most."""
-    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+    ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
     # Of ranks with equal stages one keeps most micro-batches, the first, with zbv the last: the others need no look.
     order = range(layout.pp) if job.parallel.pipeline == "zbv" else range(layout.pp)[::-1]
     different = {tuple((stage.blocks, stage.first, stage.last) for stage in ranks[n]): n for n in order}

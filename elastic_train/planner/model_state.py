@@ -55,24 +55,24 @@ def model_state(job: Job, layout: Layout, stages: Sequence[StageParameters]) -> 
     """Term -> bytes of a rank with ``stages``, between two steps. Terms that take nothing are left out.
 
     With ``precision: fp32`` the weights are their own masters. Sharded weights (``zero3``, ``hsdp``) are float32
-    masters only: copies for compute exist while they are gathered.
+    masters only: copies for compute exist while they are gathered. Frozen weights are in the precision of compute, and
+    have nothing beside them.
     """
     numbers, cut = numbers_of(job), division(job, layout)
-    whole = sum(stage.whole for stage in stages)
-    own = whole if cut == "none" else sum(stage.part for stage in stages)
+    trained = [stage.trained for stage in stages]
+    own = sum(stage.whole if cut == "none" else stage.part for stage in trained)
+    frozen = sum(stage.part for stage in stages) - own if cut == "all" else 0
     terms = {
-        "weights": 0 if cut == "all" else numbers.compute * whole,
-        "gradients": _gradient_bytes(job, layout, stages, cut, numbers),
+        "weights": numbers.compute * (frozen if cut == "all" else sum(stage.whole for stage in stages)),
+        "gradients": _gradient_bytes(job, trained, cut, numbers),
         "master weights": FLOAT32 * own if cut == "all" or numbers.separate_master else 0,
-        "optimizer state": _optimizer_bytes(job, stages, cut),
+        "optimizer state": _optimizer_bytes(job, trained, cut),
         "averaged weights": FLOAT32 * own if job.training.ema_decay is not None else 0,
     }
     return {term: size for term, size in terms.items() if size}
 
 
-def _gradient_bytes(
-    job: Job, layout: Layout, stages: Sequence[StageParameters], cut: Division, numbers: Numbers
-) -> int:
+def _gradient_bytes(job: Job, stages: Sequence[StageParameters], cut: Division, numbers: Numbers) -> int:
     if job.training.determinism == "exact":
         return 8 * sum(stage.whole if cut == "none" else stage.padded for stage in stages)
     if cut == "all":

@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from elastic_train.config.layout import Layout
+from elastic_train.config.lora import LoraConfig
 from elastic_train.config.model import ModelConfig
 from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.stage_split import layer_costs, split_layers, stages_of_rank
 
-Kind = Literal["embedding", "attention", "feed-forward", "norms", "head"]
+Kind = Literal["embedding", "attention", "feed-forward", "norms", "head", "adapters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Parameter:
     kind: Kind
     shape: tuple[int, ...]
     tensor_dim: int | None
+    trained: bool = True
 
     def cut(self, tp: int, index: int = 0) -> tuple[int, ...]:
         """The shape that tensor rank ``index`` of ``tp`` holds."""
@@ -44,8 +46,24 @@ def _chunk(size: int, parts: int, index: int) -> int:
     return min((index + 1) * step, size) - min(index * step, size)
 
 
-def block_parameters(model: ModelConfig) -> Iterator[Parameter]:
-    """Those of one block, in the order in which the module has them."""
+def block_parameters(model: ModelConfig, lora: LoraConfig | None = None) -> Iterator[Parameter]:
+    """Those of one block, the adapters of ``lora`` behind the others, which are frozen with it."""
+    if lora is None:
+        yield from _block(model)
+        return
+    for parameter in _block(model):
+        yield replace(parameter, trained=False)
+    for parameter in _block(model):
+        module = parameter.name.removesuffix(".weight")
+        if module.rpartition(".")[2] in lora.targets:
+            outputs, inputs = parameter.shape
+            by_rows = parameter.tensor_dim == 0
+            yield Parameter(f"{module}.lora_A.weight", "adapters", (lora.rank, inputs), None if by_rows else 1)
+            yield Parameter(f"{module}.lora_B.weight", "adapters", (outputs, lora.rank), 0 if by_rows else None)
+
+
+def _block(model: ModelConfig) -> Iterator[Parameter]:
+    """In the order in which the module has them."""
     hidden, inner = model.hidden_size, model.intermediate_size
     queries, keys = model.num_attention_heads * model.head_size, model.num_key_value_heads * model.head_size
     yield Parameter("input_layernorm.weight", "norms", (hidden,), None)
@@ -65,18 +83,27 @@ def block_size(model: ModelConfig) -> int:
     return sum(math.prod(parameter.shape) for parameter in block_parameters(model))
 
 
-def outer_parameters(model: ModelConfig, *, first: bool, last: bool) -> Iterator[Parameter]:
+def adapter_elements(model: ModelConfig, lora: LoraConfig | None) -> int:
+    """Numbers in the adapters of the whole model."""
+    block = sum(math.prod(each.shape) for each in block_parameters(model, lora) if each.kind == "adapters")
+    return model.num_hidden_layers * block
+
+
+def outer_parameters(
+    model: ModelConfig, *, first: bool, last: bool, lora: LoraConfig | None = None
+) -> Iterator[Parameter]:
     """Those of a stage that are outside its blocks. A head tied to an embedding of the same stage is not another one.
 
-    A tied head on a stage of its own is a copy, under its own name here.
+    A tied head on a stage of its own is a copy, under its own name here. With ``lora`` all of them are frozen.
     """
     table = (model.vocab_size, model.hidden_size)
+    trained = lora is None
     if first:
-        yield Parameter("model.embed_tokens.weight", "embedding", table, 0)
+        yield Parameter("model.embed_tokens.weight", "embedding", table, 0, trained)
     if last:
-        yield Parameter("model.norm.weight", "norms", (model.hidden_size,), None)
+        yield Parameter("model.norm.weight", "norms", (model.hidden_size,), None, trained)
     if last and not (first and model.tie_word_embeddings):
-        yield Parameter("lm_head.weight", "head", table, 0)
+        yield Parameter("lm_head.weight", "head", table, 0, trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +125,23 @@ class Unit:
     """of the first of the ranks that shard"""
     pinned: int
     """bytes of ``part`` in float32 in pinned memory, where every tensor takes a power of two"""
+    gradients: Unit | None = None
+    """of the tensors that are trained; None: all are"""
+
+    @property
+    def trained(self) -> Unit:
+        """Of the tensors that get gradients."""
+        return self if self.gradients is None else self.gradients
 
 
 def _unit(parameters: Iterator[Parameter], tp: int, shards: int) -> Unit:
+    every = list(parameters)
+    trained = [parameter for parameter in every if parameter.trained]
+    unit = _sizes(every, tp, shards)
+    return unit if len(trained) == len(every) else replace(unit, gradients=_sizes(trained, tp, shards))
+
+
+def _sizes(parameters: list[Parameter], tp: int, shards: int) -> Unit:
     sizes: list[tuple[int, int, bool]] = []
     for parameter in parameters:
         rows, *rest = parameter.cut(tp)
@@ -128,6 +169,13 @@ class StageParameters:
     outer: Unit
     first: bool
     last: bool
+
+    @property
+    def trained(self) -> StageParameters:
+        """Without what is frozen."""
+        if self.block.gradients is None and self.outer.gradients is None:
+            return self
+        return replace(self, block=self.block.trained, outer=self.outer.trained)
 
     @property
     def whole(self) -> int:
@@ -174,33 +222,42 @@ def blocks_of_ranks(
 
 
 @lru_cache(maxsize=4096)
-def units_of(model: ModelConfig, tp: int, shards: int) -> tuple[Unit, dict[tuple[bool, bool], Unit]]:
+def units_of(
+    model: ModelConfig, tp: int, shards: int, lora: LoraConfig | None = None
+) -> tuple[Unit, dict[tuple[bool, bool], Unit]]:
     """Of a block, and outside the blocks by whether a stage is the first, and the last one."""
     outer = {
-        (first, last): _unit(outer_parameters(model, first=first, last=last), tp, shards)
+        (first, last): _unit(outer_parameters(model, first=first, last=last, lora=lora), tp, shards)
         for first in (False, True)
         for last in (False, True)
     }
-    return _unit(block_parameters(model), tp, shards), outer
+    return _unit(block_parameters(model, lora), tp, shards), outer
 
 
 def stages_of_ranks(
-    model: ModelConfig, parallel: ParallelConfig, layout: Layout, sequence: int
+    model: ModelConfig, parallel: ParallelConfig, layout: Layout, sequence: int, lora: LoraConfig | None = None
 ) -> list[list[StageParameters]]:
     """For every pipeline rank the stages that it holds. ``sequence``: tokens, which decide how layers are split."""
     return _stages_of_ranks(
-        model, sequence, parallel.pipeline, parallel.virtual_stages, layout.pp, layout.tp, layout.shards
+        model, lora, sequence, parallel.pipeline, parallel.virtual_stages, layout.pp, layout.tp, layout.shards
     )
 
 
 @lru_cache(maxsize=4096)
 def _stages_of_ranks(
-    model: ModelConfig, sequence: int, pipeline: str, virtual_stages: int, pp: int, tp: int, shards: int
+    model: ModelConfig,
+    lora: LoraConfig | None,
+    sequence: int,
+    pipeline: str,
+    virtual_stages: int,
+    pp: int,
+    tp: int,
+    shards: int,
 ) -> list[list[StageParameters]]:
     """Remembered for searches, which ask for the same ones with many options."""
     dealt = _dealt(pipeline, virtual_stages, pp)
     stages = sum(map(len, dealt))
-    block, outer = units_of(model, tp, shards)
+    block, outer = units_of(model, tp, shards, lora)
     every = [
         StageParameters(stage, count, block, outer[stage == 0, stage == stages - 1], stage == 0, stage == stages - 1)
         for stage, count in enumerate(_layers(model, sequence, stages))

@@ -58,7 +58,8 @@ class PassMemory:
         model, layout = self._job.model, self._layout
         kept = len(self._stages) * self._context
         for stage in self._stages:
-            kept += sum(outer_bytes(model, layout, last=stage.last, fused_norm=self._fused, **self._shape).values())
+            options = {"last": stage.last, "fused_norm": self._fused, "frozen": self._job.lora is not None}
+            kept += sum(outer_bytes(model, layout, **options, **self._shape).values())
         return kept
 
     @property
@@ -104,6 +105,7 @@ class PassMemory:
             kernel=kernel_of(self._job, self._layout.cp, self._job.parallel.context),
             documents=self._job.data.separates_documents,
             fused_norm=self._fused,
+            lora=self._job.lora,
             **self._shape,
         )
         return sum(terms.values())

@@ -138,7 +138,7 @@ def _pass_key(job: Job, layout: Layout, count: int, number: int) -> tuple[Any, .
     options = training.micro_batch, training.recompute, training.precision, training.compile, parallel.context
     schedule = parallel.pipeline, parallel.virtual_stages, layout.pp, layout.world_size
     cut = layout.cp, layout.tp, data.sequence_length, data.separates_documents
-    return count, number, job.model, options, schedule, cut
+    return count, number, job.model, job.lora, options, schedule, cut
 
 
 def _state_key(job: Job, layout: Layout, count: int, number: int) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def _state_key(job: Job, layout: Layout, count: int, number: int) -> tuple[Any, 
     update = optimizer.name, not optimizer.momentum
     # Others exchange their state once a step, however many micro-batches there are.
     often = parallel.data == "zero2" or parallel.reshard_after_forward or parallel.stages_per_rank > ACTIVE_STAGES
-    return count if often else 1, number, job.model, layout, strategy, schedule, numbers, update
+    return count if often else 1, number, job.model, job.lora, layout, strategy, schedule, numbers, update
 
 
 @lru_cache(maxsize=1 << 12)

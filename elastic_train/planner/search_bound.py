@@ -94,7 +94,7 @@ class Floor:
             way = (Schedule(context=context), micro_batch, self._space.recomputes()[0])
             job, layout = self._space.question(Mesh(tp, 1, cp, 1), sharing, *way)
             times = pass_times(job, layout, chip, chip.efficiency)
-            (whole,) = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)[0]
+            (whole,) = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)[0]
             block = replace(whole, blocks=1, first=False, last=False)
             found = activation_exchanges(job, layout, 0, [block], 1)
             each = sum(transfer_seconds(exchange, layout, chip) for exchange in found) + 2 * chip.block_seconds

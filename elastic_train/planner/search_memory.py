@@ -36,7 +36,7 @@ class _State(NamedTuple):
     whole: int
     """weights in the precision of compute: of the stage, or of what is outside the blocks"""
     whole_or_shared: int
-    """masters that are those weights as well"""
+    """frozen weights, or masters that are those weights as well"""
     shared: int
     """masters and moments"""
 
@@ -74,7 +74,8 @@ class MemoryFloor:
         # All strategies hold at some moment twice the embedding, or a block, once as gradients are reduced: with zero3
         # as that is done for what is outside of blocks, or for the block, elsewhere anyway.
         largest = max(job.model.vocab_size * job.model.hidden_size, block_size(job.model))
-        self._largest = (self._number + self._gradient) * largest
+        # With lora none of them has a gradient.
+        self._largest = (self._number + (self._gradient if job.lora is None else 0)) * largest
 
     def of(self, mesh: Mesh, way: Way) -> int:
         sharing, schedule, micro_batch, recompute = way
@@ -182,18 +183,19 @@ class MemoryFloor:
 
     def _state(self, mesh: Mesh, rank: RankBlocks) -> _State:
         job = self._space.job
-        block, outside = units_of(job.model, mesh.tp, 1)
+        block, outside = units_of(job.model, mesh.tp, 1, job.lora)
         if mesh.pp == 1:
             outer = outside[True, True].whole
         else:
             outer = rank.first * outside[True, False].whole + rank.last * outside[False, True].whole
         whole = rank.blocks * block.whole + outer
+        trained = whole if job.lora is None else rank.blocks * block.trained.whole
         gathered = self._number * (whole if mesh.pp > 1 or self._keeps else outer)
         if job.parallel.offload:
             return _State(gathered, 0, 0)
-        moments = (moments_of(job.optimizer).matrix + (FLOAT32 if job.training.ema_decay is not None else 0)) * whole
+        moments = (moments_of(job.optimizer).matrix + (FLOAT32 if job.training.ema_decay is not None else 0)) * trained
         if numbers_of(job).separate_master:
-            return _State(gathered, 0, FLOAT32 * whole + moments)
+            return _State(gathered, self._number * (whole - trained), FLOAT32 * trained + moments)
         return _State(gathered, FLOAT32 * whole, moments)
 
     def _most_shards(self, mesh: Mesh) -> int:
@@ -220,6 +222,7 @@ class MemoryFloor:
                     kernel=kernel_of(job, mesh.cp, context),
                     documents=job.data.separates_documents,
                     fused_norm=job.hosts.device == "cuda",
+                    lora=job.lora,
                 ).values()
             )
         return self._kept[key]
@@ -261,7 +264,7 @@ class MemoryFloor:
         if not telling:
             return  # not valid: a constraint says so
         job, layout = self._job(sharing, schedule), sharing_layout(mesh, sharing)
-        ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+        ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
         waits = sharded and keeps and job.training.determinism == "default"
         for number, rank in telling.items():
             stages = ranks[number]
@@ -269,7 +272,7 @@ class MemoryFloor:
             held = sum(state.values()) - (state.get("gradients", 0) if sharded else 0)
             if sharded and keeps:
                 held += self._number * sum(stage.padded for stage in stages)
-            added_up = self._gradient * sum(stage.whole for stage in stages) if waits else 0
+            added_up = self._gradient * sum(stage.trained.whole for stage in stages) if waits else 0
             yield _Resident(number, held, rank, added_up)
 
     def _job(self, sharing: Sharing, schedule: Schedule) -> Job:

@@ -41,6 +41,7 @@ class StepMemory:
         self._splits = layout.pp > 1 and job.parallel.splits_backward
         self._block, self._blocks = stages[0].block, sum(stage.blocks for stage in stages)
         self._outer = max((stage.outer for stage in stages), key=lambda unit: unit.padded)
+        self._trained = [stage.trained for stage in stages]
         self._passes = PassMemory(job, layout, stages)
         self.state = model_state(job, layout, stages)
 
@@ -85,19 +86,19 @@ class StepMemory:
         """State and weights during the passes. ``later``: a backward pass of the step has been."""
         held = Counter(self.state | self._passes.standing)
         if self._cut != "all":
-            held["whole gradients"] = self._compute * self._sum("whole") if later and self._splits else 0
+            held["whole gradients"] = self._compute * self._gradients if later and self._splits else 0
             if later and self._reduces_in_passes:
                 # Those of the micro-batch before that were scattered last are waited for when others are.
-                held |= self._scattered(self._outer, self._block)
+                held |= self._scattered(self._last, self._block)
             return held
-        kept = self._sum("padded") if self._keeps else sum(stage.outer.padded for stage in self._stages)
+        kept = self._padded if self._keeps else sum(stage.outer.padded for stage in self._stages)
         held["gathered weights"] = self._compute * kept
         if not self._exact and (self._keeps or not later):
             held["gradients"] = 0
         if later and self._keeps and not self._exact:
-            held["whole gradients"] = self._reduce * self._sum("whole")
+            held["whole gradients"] = self._reduce * self._gradients
         elif later and not self._exact:
-            held["communication buffers"] = self._reduce * self._outer.padded  # FSDP2 keeps the last one
+            held["communication buffers"] = self._reduce * self._last.trained.padded  # FSDP2 keeps the last one
         return held
 
     def _block_pass(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
@@ -106,7 +107,10 @@ class StepMemory:
         Of the block's gradients only that of its last projection is there.
         """
         held, block = self._without_blocks(held, number - 1, later), self._block
-        work = {"gradients of activations": self._passes.backward, "whole gradients": self._compute * block.largest}
+        work = {
+            "gradients of activations": self._passes.backward,
+            "whole gradients": self._compute * block.trained.largest,
+        }
         held["whole gradients"] += self._waiting_head()
         if self._cut == "all" and not self._keeps:
             unit, ahead = self._compute * block.padded, self._job.parallel.prefetch
@@ -126,10 +130,10 @@ class StepMemory:
             return held | self._scattered(*[block] * number)
         # What comes out becomes the gradient, or is added to it.
         fresh = 1 if held["gradients"] else number
-        held["communication buffers"] = self._reduce * block.padded + FLOAT32 * fresh * block.part
+        held["communication buffers"] = self._reduce * block.trained.padded + FLOAT32 * fresh * block.trained.part
         if self._keeps:
             held["gathered weights"] -= number * self._compute * block.padded
-            held["whole gradients"] -= number * self._reduce * block.whole if later else 0
+            held["whole gradients"] -= number * self._reduce * block.trained.whole if later else 0
         return held
 
     def _reduction(self, held: Counter[str], number: int, later: bool) -> Counter[str]:
@@ -137,10 +141,10 @@ class StepMemory:
         held, block = self._without_blocks(held, number, later), self._block
         if later and self._keeps and self._cut == "all":
             # Added to those of earlier micro-batches, tensor by tensor.
-            held["whole gradients"] += self._reduce * block.whole
+            held["whole gradients"] += self._reduce * block.trained.whole
             held["whole gradients"] += self._waiting_head() if self._compute != self._reduce else 0
         else:
-            held["whole gradients"] += self._compute * block.whole + self._waiting_head()
+            held["whole gradients"] += self._compute * block.trained.whole + self._waiting_head()
         if self._cut == "all":
             held |= self._scattered(block)
             held["gathered weights"] += 0 if self._keeps else self._compute * self._job.parallel.prefetch * block.padded
@@ -150,42 +154,45 @@ class StepMemory:
         """What is outside the blocks is reduced, as the last unit; with ``zero3`` and a pipeline all units are."""
         held, outer, block = Counter(self.state | self._passes.standing), self._outer, self._block
         if self._cut in ("none", "optimizer") or self._exact:
-            held["whole gradients"] = self._compute * max(outer.largest, block.largest)
+            held["whole gradients"] = self._compute * max(outer.trained.largest, block.trained.largest)
         elif self._cut == "gradients":
-            held["whole gradients"] = self._compute * outer.whole
-            held |= self._scattered(outer, block)
+            held["whole gradients"] = self._compute * outer.trained.whole
+            held |= self._scattered(self._last, block)
         elif self._layout.pp > 1:
-            held["gathered weights"] = self._compute * self._sum("padded")
-            held["whole gradients"] = self._reduce * self._sum("whole")
+            held["gathered weights"] = self._compute * self._padded
+            held["whole gradients"] = self._reduce * self._gradients
             held |= self._scattered(max(outer, block, key=lambda unit: unit.padded))
             held["gradients"] = 0
         else:
             added_up = self._count > 1 and self._keeps
-            held["whole gradients"] = (self._reduce if added_up else self._compute) * outer.whole
+            held["whole gradients"] = (self._reduce if added_up else self._compute) * outer.trained.whole
             held |= self._scattered(outer)
         return held
 
     def _update(self) -> Counter[str]:
-        held, outer, block = Counter(self.state | self._passes.standing), self._outer, self._block
+        held, outer, block = Counter(self.state | self._passes.standing), self._outer.trained, self._block.trained
         shards = 1 if self._cut == "none" else self._layout.shards
         # Clipping makes a float32 copy of a block's gradients, or of a matrix' outside the blocks; a cast is another.
         copies = 2 if self._reduce != FLOAT32 and self._cut != "all" else 1
         held["gradients in float32"] = copies * FLOAT32 * -(-max(block.whole, outer.largest) // shards)
         if self._exact:
-            held["gradients in float32"] = FLOAT32 * self._sum("whole" if self._cut == "none" else "part")
+            held["gradients in float32"] = FLOAT32 * sum(
+                stage.whole if self._cut == "none" else stage.part for stage in self._trained
+            )
         return held
 
     def _publication(self) -> Counter[str]:
         """Weights are gathered with ``zero1`` and ``zero2``, two buckets at a time."""
         held = Counter(self.state | self._passes.standing)
-        second = max(self._block, self._outer, key=lambda unit: unit.padded)
-        held["communication buffers"] = self._compute * sum(unit.padded + unit.part for unit in (self._block, second))
+        first, other = self._block.trained, self._outer.trained
+        second = max(first, other, key=lambda unit: unit.padded)
+        held["communication buffers"] = self._compute * sum(unit.padded + unit.part for unit in (first, second))
         return held
 
     def _scattered(self, *units: Unit) -> Counter[str]:
         """Buffers of reduce-scatters under way. Gloo keeps a copy of what goes in; FSDP2's output becomes gradients."""
-        padded = self._reduce * sum(unit.padded for unit in units)
-        out = 0 if self._cut == "all" else self._reduce * sum(unit.part for unit in units)
+        padded = self._reduce * sum(unit.trained.padded for unit in units)
+        out = 0 if self._cut == "all" else self._reduce * sum(unit.trained.part for unit in units)
         copies = padded if self._job.hosts.device == "cpu" else 0
         return Counter({"communication buffers": padded + out, "copies by gloo": copies})
 
@@ -194,8 +201,19 @@ class StepMemory:
         return self._head_gradient() if self._cut in ("gradients", "all") and not self._exact else 0
 
     def _head_gradient(self) -> int:
-        return self._compute * max(stage.outer.largest if stage.last else 0 for stage in self._stages)
+        return self._compute * max(stage.outer.largest if stage.last else 0 for stage in self._trained)
 
-    def _sum(self, count: str) -> int:
-        """Elements of all stages; ``count``: an attribute of ``StageParameters``."""
-        return sum(getattr(stage, count) for stage in self._stages)
+    @property
+    def _last(self) -> Unit:
+        """The tensors whose gradients are reduced last: those outside the blocks, unless they are frozen."""
+        return self._outer if self._outer.trained.whole else self._block
+
+    @property
+    def _gradients(self) -> int:
+        """Elements of all whole gradients."""
+        return sum(stage.whole for stage in self._trained)
+
+    @property
+    def _padded(self) -> int:
+        """Elements of all weights, gathered."""
+        return sum(stage.padded for stage in self._stages)

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.lora import LoraConfig
 from elastic_train.config.model import ModelConfig
 from elastic_train.config.parallel import ParallelConfig
 from elastic_train.planner.constraints import micro_batches_per_rank
@@ -23,7 +24,7 @@ from elastic_train.planner.traffic_state import state_exchanges
 def traffic_of(job: Job, layout: Layout, pipeline_rank: int | None = None) -> list[Exchange]:
     """Exchanges of a step of one rank, the first of all axes but pp; None: of the pipeline rank that sends most."""
     if pipeline_rank is not None:
-        ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length)
+        ranks = stages_of_ranks(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
         return rank_traffic(job, layout, pipeline_rank, ranks[pipeline_rank])
     return max(
         (rank_traffic(job, layout, number, stages) for number, stages in telling_ranks(job, layout).items()),
@@ -33,14 +34,14 @@ def traffic_of(job: Job, layout: Layout, pipeline_rank: int | None = None) -> li
 
 def telling_ranks(job: Job, layout: Layout) -> dict[int, list[StageParameters]]:
     """Pipeline ranks one of which has most of anything, and their stages: the ends, and the fullest between them."""
-    return _telling(job.model, job.parallel, layout, job.data.sequence_length)
+    return _telling(job.model, job.parallel, layout, job.data.sequence_length, job.lora)
 
 
 @lru_cache(maxsize=4096)
 def _telling(
-    model: ModelConfig, parallel: ParallelConfig, layout: Layout, sequence: int
+    model: ModelConfig, parallel: ParallelConfig, layout: Layout, sequence: int, lora: LoraConfig | None
 ) -> dict[int, list[StageParameters]]:
-    ranks = stages_of_ranks(model, parallel, layout, sequence)
+    ranks = stages_of_ranks(model, parallel, layout, sequence, lora)
     last = len(ranks) - 1
     middle = max(range(1, last), key=lambda rank: sum(stage.blocks for stage in ranks[rank])) if last > 1 else last
     return {number: ranks[number] for number in sorted({0, middle, last})}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.exchange import Axis, Exchange, Overlap, exchange
-from elastic_train.planner.parameters import StageParameters, Unit, block_parameters, outer_parameters
+from elastic_train.planner.parameters import Parameter, StageParameters, Unit, block_parameters, outer_parameters
 from elastic_train.planner.schedule import Pass, schedule_order
 from elastic_train.planner.traffic_activations import compute_bytes, compute_dtype
 
@@ -57,6 +58,11 @@ class _Rank:
         return self.job.training.determinism == "exact"
 
     @property
+    def trained(self) -> list[StageParameters]:
+        """The stages without what is frozen."""
+        return [stage.trained for stage in self.stages]
+
+    @property
     def blocks(self) -> int:
         return sum(stage.blocks for stage in self.stages)
 
@@ -88,7 +94,8 @@ class _Rank:
 
     def _copy(self, what: str, count: int, unit: Unit, overlaps: Overlap, units: int) -> Exchange:
         """Between accelerator and CPU: parts of master weights, and of gradients, in their precision."""
-        return exchange(self.layout, "host", what, "copy", count, unit.part * FLOAT32, "float32", overlaps, units)
+        nbytes = FLOAT32 * unit.trained.part + compute_bytes(self.job) * (unit.part - unit.trained.part)
+        return exchange(self.layout, "host", what, "copy", count, nbytes, "float32", overlaps, units)
 
     def _gathers(self) -> Iterator[tuple[StageParameters, int, int]]:
         """How often each stage gathers a block, and what is outside the blocks."""
@@ -122,7 +129,7 @@ class _Rank:
         times, (size, dtype) = self.count if often else 1, self.reduce
         # torch's stages reduce after their last backward pass.
         overlaps: Overlap = "nothing" if self.layout.pp > 1 else "backwards" if often else "last backward"
-        for stage in self.stages:
+        for stage in self.trained:
             for what, unit, each in (("blocks", stage.block, stage.blocks), ("the rest", stage.outer, 1)):
                 wanted: Overlap = overlaps if what == "blocks" else "nothing"
                 whole, part = unit.padded * size, unit.part * size
@@ -137,8 +144,8 @@ class _Rank:
         """ddp and zero1: one all-reduce per bucket, when the last gradient of the step has arrived in it."""
         size, dtype = self.reduce
         overlaps: Overlap = "nothing" if self.job.parallel.splits_backward and self.layout.pp > 1 else "last backward"
-        outer = sum(stage.outer.whole for stage in self.stages) * size
-        block, layout = self.stages[0].block.whole * size, self.layout
+        outer = sum(stage.outer.whole for stage in self.trained) * size
+        block, layout = self.trained[0].block.whole * size, self.layout
         what = "gradients of blocks"
         yield exchange(layout, "batch", what, "all_reduce", self.blocks, block, dtype, overlaps, self.blocks)
         yield exchange(layout, "batch", "gradients of the rest", "all_reduce", 1, outer, dtype)
@@ -146,8 +153,8 @@ class _Rank:
     def _scattered_gradients(self) -> Iterator[Exchange]:
         """zero2: a reduce-scatter per bucket and backward pass; over replicas an all-reduce of the parts, once."""
         size, dtype = self.reduce
-        layout, block = self.layout, self.stages[0].block
-        outer = sum(stage.outer.part for stage in self.stages)
+        layout, block = self.layout, self.trained[0].block
+        outer = sum(stage.outer.part for stage in self.trained)
         split = self.job.parallel.splits_backward and layout.pp > 1
         scatters = sum(stage.blocks * (1 if split and stage.stage else self.count) for stage in self.stages)
         overlaps: Overlap = "nothing" if split else "backwards"
@@ -191,22 +198,30 @@ class _Rank:
         """zero1 and zero2: after the update every rank gets the parts of the others."""
         if not self.cut or self.fsdp:
             return
-        outer = sum(stage.outer.padded for stage in self.stages)
-        yield self._weights("updated weights of blocks", self.blocks, self.stages[0].block.padded, "nothing", 1)
+        outer = sum(stage.outer.padded for stage in self.trained)
+        yield self._weights("updated weights of blocks", self.blocks, self.trained[0].block.padded, "nothing", 1)
         yield self._weights("updated weights of the rest", 1, outer, "nothing", 1)
 
     def owed(self) -> Iterator[Exchange]:
-        """Tensor ranks have seen some tokens each: gradients of norms are summed. Tied embeddings have two copies."""
+        """Tensor ranks have shares of the gradients of norms and of some adapters. Tied embeddings have two copies."""
         size, dtype = (8, "int64") if self.exact else (4, "float32") if self.fsdp else self.reduce
         layout, model = self.layout, self.job.model
-        norm = -(-model.hidden_size // layout.shards) if self.cut else model.hidden_size
-        norms = sum(2 * stage.blocks + stage.last for stage in self.stages) * norm
-        yield exchange(layout, "tp", "gradients of norms", "all_reduce", 1, norms * size, dtype)
-        if model.tie_word_embeddings and layout.pp > 1 and self.number in (0, layout.pp - 1):
+        shards = layout.shards if self.cut else 1
+        whole = sum(stage.blocks * self._uncut(block_parameters(model, self.job.lora), shards) for stage in self.stages)
+        for stage in self.stages:
+            outer = outer_parameters(model, first=stage.first, last=stage.last, lora=self.job.lora)
+            whole += self._uncut(outer, shards)
+        yield exchange(layout, "tp", "gradients that tensor ranks share", "all_reduce", 1, whole * size, dtype)
+        if self.job.lora is None and model.tie_word_embeddings and layout.pp > 1 and self.number in (0, layout.pp - 1):
             rows = -(-model.vocab_size // layout.tp)
             rows = -(-rows // layout.shards) if self.cut else rows
             table = rows * model.hidden_size * size
             yield exchange(layout, "ends", "gradient of the tied embedding", "send", 1, table, dtype)
+
+    def _uncut(self, parameters: Iterable[Parameter], shards: int) -> int:
+        """Elements of trained tensors that every tensor rank holds, of the first of ``shards``."""
+        found = (each.shape for each in parameters if each.trained and each.tensor_dim is None)
+        return sum(-(-rows // shards) * math.prod(rest) for rows, *rest in found)
 
     def matrices(self) -> Iterator[Exchange]:
         """muon: parts to the rank that orthogonalises a matrix, and the result to all ranks that hold some of it.
@@ -269,14 +284,10 @@ def exact_buckets(job: Job, layout: Layout, stages: Sequence[StageParameters], p
     """Number of buckets of ``determinism: exact``, and the elements of one part of all of them together."""
     buckets, filled, total = 1, 0, 0
     for stage in stages:
-        names = [*outer_parameters(job.model, first=stage.first, last=False)]
-        names += [parameter for _ in range(stage.blocks) for parameter in block_parameters(job.model)]
-        names += [
-            parameter
-            for parameter in outer_parameters(job.model, first=stage.first, last=stage.last)
-            if parameter not in names[:1]
-        ]
-        for parameter in names:
+        first = [*outer_parameters(job.model, first=stage.first, last=False, lora=job.lora)]
+        every = [*outer_parameters(job.model, first=stage.first, last=stage.last, lora=job.lora)]
+        names = first + stage.blocks * [*block_parameters(job.model, job.lora)] + every[len(first) :]
+        for parameter in (parameter for parameter in names if parameter.trained):
             rows, *rest = parameter.cut(layout.tp)
             width = -(-rows // parts) * (rest[0] if rest else 1)
             if filled and parts * (filled + width) > EXACT_BUCKET:

@@ -17,7 +17,7 @@ NEWTON_SCHULZ = 5
 def update_seconds(
     job: Job, layout: Layout, stages: Sequence[StageParameters], accelerator: Accelerator, efficiency: float
 ) -> float:
-    """Of one rank, all of whose tensors are read, and written, once.
+    """Of one rank, all of whose tensors are read, and written, once; frozen ones are not.
 
     The norm reads gradients; the optimizer reads gradients, reads and writes master weights and state; the average
     reads weights, reads and writes itself; weights in another precision are written. With ``parallel.offload`` all of
@@ -25,7 +25,7 @@ def update_seconds(
     """
     training, parallel = job.training, job.parallel
     cut = parallel.data != "ddp" and layout.shards > 1
-    elements = sum(stage.part if cut else stage.whole for stage in stages)
+    elements = sum(stage.trained.part if cut else stage.trained.whole for stage in stages)
     # FSDP2 casts what it has reduced to the precision of the master weights (``model_state.model_state``).
     gradient = 4 if training.reduce_dtype == "fp32" or division(job, layout) == "all" else 2
     each = 2 * gradient + 2 * (4 + moments_of(job.optimizer).matrix) + (12 if training.ema_decay is not None else 0)

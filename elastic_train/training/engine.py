@@ -26,6 +26,7 @@ from elastic_train.data.errors import DataError
 from elastic_train.data.samples import PADDING_LABEL, Slot
 from elastic_train.model.hf_folder import HfFolder
 from elastic_train.model.initialize import fill_initial
+from elastic_train.model.lora import is_adapter
 from elastic_train.parallel.batches import MicroBatches
 from elastic_train.parallel.exact import ExactGradients, from_fixed_point
 from elastic_train.parallel.mesh import ParallelMesh
@@ -124,12 +125,12 @@ class Engine:
         self._exact: ExactGradients | None = None
         if job.training.determinism == "exact":
             self._exact = ExactGradients(self._stages, self._data, self._mesh, slots=job.training.slots)
-        self._optimizer = build_optimizer(self._data.shards, job, self._mesh, cut=self._data.shards_are_cut)
+        self._optimizer = build_optimizer(self._data.trained, job, self._mesh, cut=self._data.shards_are_cut)
         self._average: AveragedWeights | None = None
         if job.training.ema_decay is not None:
-            weights = {name: shard.tensor for name, shard in self._data.shards.items()}
+            weights = {name: shard.tensor for name, shard in self._data.trained.items()}
             self._average = AveragedWeights(weights, job.training.ema_decay)
-        self._copies = {name: self._replicas(name) for name in self._data.shards}
+        self._copies = {name: self._replicas(name) for name in self._data.trained}
         self.slots = slots_of(self._mesh.data_rank, layout.data_ranks, job.training.slots)
         """those of each step that this rank's data rank computes"""
         self._micro_batches = micro_batches_per_rank(job, layout)
@@ -140,15 +141,17 @@ class Engine:
             block.register_forward_hook(self._beat_backward)
 
     def initialize(self, pretrained: HfFolder | None = None) -> None:
-        """Write the initial weights: those of ``pretrained``, else random. Moments become zero.
+        """Write the initial weights: those of ``pretrained`` where it has them, else random. Moments become zero.
 
         Random weights are a function of (seed, name, shape), whatever the layout. Raises as ``load_pretrained``.
         """
+        loaded: dict[str, LocalShard] = {}
         if pretrained is not None:
-            load_pretrained(pretrained, self._data.shards)
-        else:
-            std = self._job.model.initializer_range
-            for name, shard in self._data.shards.items():
+            loaded = {name: shard for name, shard in self._data.shards.items() if not is_adapter(name)}
+            load_pretrained(pretrained, loaded)
+        std = self._job.model.initializer_range
+        for name, shard in self._data.shards.items():
+            if name not in loaded:
                 fill_initial(shard.tensor, name, shard.global_shape, shard.offsets, self._job.seed, std)
         for tensors in self._optimizer.state.values():
             for tensor in tensors.values():
@@ -161,7 +164,7 @@ class Engine:
         """The live local parts of all tensors, complete from step 0 on. Call ``publish`` after writing into them.
 
         Keys: ``param.``, the optimizer's kind of state, such as ``exp_avg.``, or ``ema.``, + parameter name (HF names,
-        global layer numbers).
+        global layer numbers). Frozen parameters have ``param.`` alone.
         """
         shards = self._data.shards
         state = {f"param.{name}": shard for name, shard in shards.items()}
@@ -170,6 +173,11 @@ class Engine:
             for name, tensor in tensors.items():
                 state[f"{kind}.{name}"] = LocalShard(tensor, shards[name].global_shape, shards[name].offsets)
         return state
+
+    @property
+    def frozen(self) -> set[str]:
+        """Keys of ``state`` that no step changes."""
+        return {f"param.{name}" for name in self._data.shards.keys() - self._data.trained.keys()}
 
     def publish(self) -> None:
         """Make the weights that compute uses follow ``state``, after it was written. Every rank calls it."""
@@ -211,7 +219,7 @@ class Engine:
             self._optimizer.step(gradients.shards, step=step, lr=rate, scale=scale)
             if self._average is not None:
                 self._average.update()
-            self.publish()
+            self._data.publish(frozen=False)
         return StepMetrics(step, gradients.loss, gradients.norm, rate, gradients.valid_tokens, skipped=bad)
 
     @torch.no_grad()
@@ -257,7 +265,7 @@ class Engine:
     @torch.no_grad()
     def _swap_average(self, average: AveragedWeights) -> None:
         average.swap()
-        self.publish()
+        self._data.publish(frozen=False)
 
     def _forward(self, batches: MicroBatches) -> list[Tensor]:
         """Losses of micro-batches without a backward pass; [] where the last stage is not."""

@@ -57,6 +57,19 @@ def test_each_write_takes_the_live_values(tmp_path: Path) -> None:
     assert image.data[128:136].view(np.int64) == 4
 
 
+def test_what_never_changes_is_written_once_into_each_image(tmp_path: Path) -> None:
+    shards = state()
+    capture = Capture(shards, {"half"})
+    images = [Image.create(tmp_path / image_name(1, 0, buffer), 1, 0, capture.description) for buffer in (0, 1)]
+    for step, image in enumerate([*images, *images], 1):
+        shards["scalar"].tensor.fill_(step)
+        capture.write(image, step)
+        image.require(step)
+        assert image.data[128:136].view(np.int64) == step
+        assert image.data[64:70].tobytes() == b"\x80\x3f" * 3
+        shards["half"].tensor.fill_(1.0 if step == 1 else 2.0)  # both have it by then
+
+
 def test_an_image_of_another_size_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     capture = Capture(state())
     smaller = Capture({"w": state()["w"]})

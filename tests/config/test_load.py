@@ -77,6 +77,9 @@ UNKNOWN_KEYS = [
     ("zzz=3", "zzz: unknown key; accepted at the top level: name, seed, init_from, model"),
     ("parallel.tensor_parallel_size=2", "use parallel.tp"),
     ("batch_size=2", "use training.global_batch"),
+    ("lora.r=8", "lora.r: unknown key; use lora.rank"),
+    ("lora_alpha=8", "lora_alpha: unknown key; use lora.alpha"),
+    ("lora.dropout=0.1", "dropout is not available: what it leaves out would depend on the layout"),
 ]
 
 
@@ -117,6 +120,14 @@ WRONG_VALUES = [
     ("schedule.min_lr=0.01", "schedule.min_lr=0.01: must be at most optimizer.learning_rate=0.0003"),
     ("data.sequence_length=9000", "data.sequence_length=9000: must be at most model.max_position_embeddings=8192"),
     ("tracking.uri=./mlruns", "tracking.uri=./mlruns: must start with"),
+    ("lora={}", "lora: needs init_from, the model that it adapts"),
+    ("lora=true", "lora=true: must be a mapping with the keys rank, alpha, target_modules or null"),
+    ("lora.rank=0", "lora.rank=0: must be an integer of at least 1"),
+    ("lora.alpha=.nan", "lora.alpha=NaN: must be a number greater than 0"),
+    ("lora.target_modules=[query]", "lora.target_modules=[\"query\"]: must be a list, each 'q_proj' or 'k_proj' or"),
+    ("lora.target_modules=all", "lora.target_modules=all: must be a list, each"),
+    ("lora.target_modules=[]", "lora.target_modules=[]: is empty; give some of q_proj, k_proj"),
+    ("lora.target_modules=[q_proj, q_proj]", "has q_proj twice"),
     ("training.steps", "override 'training.steps': write section.key=value"),
     ("=3", "override '=3': write section.key=value"),
     ("name.first=3", "override 'name.first=3': name is 'good', a value and not a section"),
@@ -128,6 +139,17 @@ WRONG_VALUES = [
 def test_wrong_value(override: str, sentence: str) -> None:
     (problem,) = problems(GOOD, override)
     assert sentence in problem
+
+
+def test_adapters_with_what_they_do_not_go_with() -> None:
+    given = problems(
+        GOOD, "init_from=x", "lora={}", "optimizer.name=muon", "training.precision=fp8", "hosts.device=cuda"
+    )
+    assert [sentence.partition(": is")[0] for sentence in given] == [
+        "optimizer.name=muon",
+        "training.precision=fp8",
+    ]
+    assert all("is not available with lora" in sentence for sentence in given)
 
 
 def test_batch_that_does_not_divide_names_the_nearest() -> None:

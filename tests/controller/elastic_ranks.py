@@ -7,6 +7,7 @@ from typing import Any
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.data.sources import open_training
+from elastic_train.model.hf_folder import open_source
 from elastic_train.training.engine import Engine
 
 
@@ -14,7 +15,7 @@ def uninterrupted(rank: int, job: Job) -> list[dict[str, Any]]:
     """Lines as in steps.jsonl, of all steps on one rank."""
     batches = open_training(job).batches
     engine = Engine(job, Layout(), rank, batches)
-    engine.initialize()
+    engine.initialize(open_source(job))
     lines = []
     for step in range(1, job.training.steps + 1):
         metrics = engine.train_step(step)

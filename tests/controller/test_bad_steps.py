@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from elastic_train.config.hf import hf_config, hf_shapes
 from elastic_train.config.job import Job
 from elastic_train.config.operation import FailureConfig
 from elastic_train.controller.bad_steps import BadSteps
@@ -21,8 +21,8 @@ from elastic_train.controller.trouble import Trouble
 from elastic_train.data.batches import StepBatches
 from elastic_train.data.dataset import TokenDataset
 from elastic_train.data.order import SampleOrder
-from elastic_train.storage.safetensors_header import header_bytes
 from elastic_train.training.step_judge import StepJudge
+from tests.hf_folders import write_hf
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.memory_fault import break_weight
@@ -91,18 +91,12 @@ def rare_token(job: Job) -> tuple[int, int]:
 
 def weights_with_nan(folder: Path, job: Job, token: int) -> Path:
     """A Hugging Face folder with random weights; the embedding of ``token`` is NaN."""
-    generator = np.random.default_rng(3)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(hf_config(job.model, eos_id=0)))
-    shapes = hf_shapes(job.model)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(header_bytes({name: ("F32", shape) for name, shape in shapes.items()}))
-        for name, shape in shapes.items():
-            values = generator.normal(1.0 if len(shape) == 1 else 0.0, 0.02, shape).astype(np.float32)
-            if name == "model.embed_tokens.weight":
-                values[token] = np.nan
-            file.write(values.tobytes())
-    return folder
+
+    def spoil(name: str, values: npt.NDArray[np.float32]) -> None:
+        if name == "model.embed_tokens.weight":
+            values[token] = np.nan
+
+    return write_hf(folder, job.model, change=spoil)
 
 
 def run(job: Job, run_id: str, hosts: str) -> LocalJob:

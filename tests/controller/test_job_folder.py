@@ -53,12 +53,21 @@ def test_the_same_job_is_opened_again_and_its_record_stays(job: Job) -> None:
 
 def test_a_job_from_before_there_was_a_choice_of_packing_is_the_same_job(job: Job) -> None:
     record = JobFolder(job).open("digest")
-    for key in ("packing", "tails", "mixture"):
+    for key in ("packing", "tails", "mixture", "lora"):
         del record["identity"][key]
     (folder(job) / "job.json").write_text(json.dumps(record))
     assert JobFolder(job).open("digest") == record
     with pytest.raises(JobMismatch, match=r"packing='none' \(there: 'stream'\)"):
         JobFolder(changed(job, "data.packing=none")).open("digest")
+
+
+@pytest.mark.parametrize("other", ["lora=null", "lora.rank=4", "lora.alpha=8", "lora.target_modules=all-linear"])
+def test_a_job_keeps_its_adapters(job: Job, other: str) -> None:
+    adapted = changed(job, "init_from=model", "lora.rank=8")
+    JobFolder(adapted).open("digest")
+    JobFolder(changed(job, "init_from=model", "lora={}")).open("digest")  # the defaults
+    with pytest.raises(JobMismatch, match=r"lora=.*\(there: \{'rank': 8, 'alpha': 16\.0, "):
+        JobFolder(changed(job, "init_from=model", "lora.rank=8", other)).open("digest")
 
 
 def test_another_mask_is_another_job_also_of_a_record_that_does_not_say_so(job: Job) -> None:

@@ -140,6 +140,14 @@ def test_tied_embeddings_go_with_every_schedule_but_zbv() -> None:
 
 
 @pytest.mark.parametrize("pipeline", ["zero_bubble", "zbv"])
+def test_adapters_leave_nothing_to_put_off(pipeline: str) -> None:
+    job = small_job(lora={}, parallel={"pipeline": pipeline})
+    (problem,) = check_layout(job, Layout(pp=2))
+    assert problem.startswith(f"pipeline={pipeline} with pp=2 is not available with lora: ")
+    assert check_layout(job, Layout()) == []
+
+
+@pytest.mark.parametrize("pipeline", ["zero_bubble", "zbv"])
 def test_what_a_split_backward_pass_excludes(pipeline: str) -> None:
     parallel = {"pipeline": pipeline, "reshard_after_forward": True}
     training = {"compile": True, "recompute": "full"}

@@ -13,6 +13,7 @@ from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
 from elastic_train.config.model import ModelConfig
 from elastic_train.config.presets import PRESETS
+from elastic_train.model.lora import apply_lora
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.recompute import recompute_attention, recompute_blocks
 from elastic_train.planner.flops import (
@@ -56,9 +57,26 @@ def test_the_exact_count_is_torchs(model: dict[str, Any], recompute: str) -> Non
     assert forward + step == tokens * hardware_flops_per_token(job, job.data.sequence_length)
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj", "down_proj"), "all-linear"], ids=str)
+def test_frozen_matrices_have_no_gradients(targets: Any, recompute: str) -> None:
+    """Torch's count, and what it leaves out in the first block, whose input is frozen: the gradient of that."""
+    job = small_job(lora={"rank": 5, "target_modules": targets}, training={"recompute": recompute})
+    model, lora = job.model, job.lora
+    assert lora is not None
+    adapted = len({"q_proj", "k_proj", "v_proj"} & set(lora.targets))
+    spared = 2 * model.hidden_size * (64 + 32 + 32 + adapted * lora.rank)
+    forward, backward = counted(job, sequences=2)
+    tokens = 2 * job.data.sequence_length
+    assert forward == tokens * forward_flops(model, job.data.sequence_length, lora).total
+    assert forward + backward == tokens * (hardware_flops_per_token(job, job.data.sequence_length) - spared)
+
+
 def counted(job: Job, sequences: int) -> tuple[int, int]:
     """Operations of the forward and of the backward pass of the real model."""
-    model = Transformer(job.model).to_empty(device="cpu")
+    model = Transformer(job.model)
+    apply_lora(model, job.lora)
+    model.to_empty(device="cpu")
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     if job.training.recompute == "selective":

@@ -43,6 +43,7 @@ def case(strategy: str, layout: Layout, *, stage: int = 0, tokens: int = 128, **
         data={"sequence_length": tokens} | sections.get("data", {}),
         training={"precision": "bf16", "global_batch": 2 * layout.data_ranks} | sections.get("training", {}),
         parallel={"data": strategy} | sections.get("parallel", {}),
+        **{name: fields for name, fields in sections.items() if name == "lora"},
     )
     return Case(job, layout, Coordinates(stage, 0, 0, 0, 0), steps=1)
 
@@ -61,6 +62,11 @@ PEAKS = [
     case("zero3", Layout(dp_shard=2, cp=2, tp=2)),
     *(case("zero3", PIPED, stage=stage, parallel={"pipeline": "gpipe"}) for stage in (0, 1)),
     case("zero1", PIPED, stage=1),
+    case("ddp", Layout(), lora={}),
+    case("zero2", FOUR, lora={"target_modules": "all-linear", "rank": 64}),
+    case("zero3", FOUR, lora={"target_modules": "all-linear"}, parallel={"reshard_after_forward": True}, tokens=512),
+    case("zero3", Layout(dp_shard=2, tp=2), lora={"target_modules": ("o_proj", "gate_proj"), "rank": 32}),
+    case("zero3", PIPED, stage=1, lora={}, training={"recompute": "full"}),
 ]
 
 
@@ -69,7 +75,7 @@ def test_most_that_a_step_holds() -> None:
     """The real engine takes a step over tensors without data, in which gloo makes no copies."""
     for one, held in zip(PEAKS, run_ranks(hold, 1, PEAKS, timeout=280)[0], strict=True):
         job, place = one.job, one.place.pp
-        stages = stages_of_ranks(job.model, job.parallel, one.layout, job.data.sequence_length)[place]
+        stages = stages_of_ranks(job.model, job.parallel, one.layout, job.data.sequence_length, job.lora)[place]
         moments = StepMemory(job, one.layout, place, stages).moments()
         computed = max(terms.total() - terms["copies by gloo"] for _, terms in moments)
         assert computed == pytest.approx(held.most, rel=0.05), f"{job.parallel} on {one.layout}, stage {place}"

@@ -31,12 +31,14 @@ def case(
     steps: int = 1,
     model: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
+    **others: Any,
 ) -> Case:
     job = small_job(
         model=PRESETS[preset] | (model or {}),
         data={"sequence_length": 1024},
         training={"precision": "bf16", "global_batch": layout.data_ranks, **(training or {})},
         parallel={"data": data, "pipeline": "gpipe"},
+        **others,
     )
     return Case(job, layout, Coordinates(stage, 0, 0, 0, 0), steps)
 
@@ -101,6 +103,25 @@ def test_tied_embeddings_and_uneven_cuts() -> None:
             case("llama3-8b", Layout(pp=2, dp_shard=5), "zero1", stage=1, steps=0, model=odd),
         ]
     )
+
+
+def test_adapters() -> None:
+    """Frozen weights take 2 bytes each, cut or not; one GPU of 24 GB holds the state of an 8B model."""
+    alone = case("llama3-8b", Layout(), "ddp", steps=0, lora={})
+    every: dict[str, Any] = {"target_modules": "all-linear", "rank": 64}
+    few = {"num_hidden_layers": 4}
+    check(
+        [
+            alone,
+            case("llama3-8b", Layout(dp_shard=8), "zero1", steps=0, lora=every, model=few),
+            case("llama3-8b", Layout(dp_shard=5), "zero2", steps=0, lora=every, model=few, training={"ema_decay": 0.9}),
+            case("llama3-8b", Layout(dp_shard=3, tp=8), "zero3", steps=0, lora=every, model=few),
+            case("llama3-8b", Layout(pp=2, dp_shard=2), "zero3", stage=1, lora={}, model={"num_hidden_layers": 12}),
+        ]
+    )
+    state = memory_of(alone.job, alone.layout)[0].state
+    adapters = 32 * 8 * (2 * 4096 + 4096 + 1024)
+    assert sum(state.values()) == 2 * alone.job.model.num_parameters + 18 * adapters
 
 
 def test_optimizers_and_averaged_weights() -> None:

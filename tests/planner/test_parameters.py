@@ -7,9 +7,11 @@ import math
 import pytest
 
 from elastic_train.config.layout import Layout
+from elastic_train.config.lora import LoraConfig
 from elastic_train.config.model import ModelConfig
 from elastic_train.config.parallel import ParallelConfig
 from elastic_train.config.presets import PRESETS
+from elastic_train.model.lora import apply_lora
 from elastic_train.model.transformer import Transformer
 from elastic_train.parallel.shard import Cut, local_box
 from elastic_train.parallel.tensor import tensor_dim
@@ -22,16 +24,21 @@ SHAPES = {
 }
 
 
+LORA = {"none": None, "two": LoraConfig(rank=3), "all": LoraConfig(target_modules="all-linear")}
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("ends", [(True, True), (True, False), (False, True), (False, False)])
-def test_names_shapes_and_cuts_are_those_of_the_model(name: str, ends: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("lora", LORA)
+def test_names_shapes_and_cuts_are_those_of_the_model(name: str, ends: tuple[bool, bool], lora: str) -> None:
     model = ModelConfig(**SHAPES[name])
     first, last = ends
     stage = Transformer(model, layers=range(3, 4), first=first, last=last)
-    real = {name: tuple(parameter.shape) for name, parameter in stage.named_parameters()}
-    computed = {f"model.layers.3.{p.name}": p for p in block_parameters(model)}
-    computed |= {p.name: p for p in outer_parameters(model, first=first, last=last)}
-    assert {name: parameter.shape for name, parameter in computed.items()} == real
+    apply_lora(stage, LORA[lora])
+    real = {name: (tuple(parameter.shape), parameter.requires_grad) for name, parameter in stage.named_parameters()}
+    computed = {f"model.layers.3.{p.name}": p for p in block_parameters(model, LORA[lora])}
+    computed |= {p.name: p for p in outer_parameters(model, first=first, last=last, lora=LORA[lora])}
+    assert {name: (parameter.shape, parameter.trained) for name, parameter in computed.items()} == real
     assert all(parameter.tensor_dim == tensor_dim(name) for name, parameter in computed.items())
     for tp in (2, 3, 8):
         for index in range(tp):

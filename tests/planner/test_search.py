@@ -77,6 +77,7 @@ def everything(job: Job, gpus: int, limit: int) -> dict[Mesh, float]:
         (16, 1600 * 2**20, ("parallel.data=zero3", "parallel.tp=1", "training.micro_batch=1")),
         (7, H100.memory_bytes, ("parallel.cp=1", "parallel.tp=1", "training.global_batch=8", "training.micro_batch=1")),
         (13, 1800 * 2**20, ("parallel.pp=1", "parallel.cp=1", "parallel.tp=1")),
+        (6, 1250 * 2**20, ("parallel.cp=1", "init_from=x", "lora.target_modules=all-linear")),
         (5, H100.memory_bytes, ("parallel.pp=4", "parallel.pipeline=1f1b", "parallel.tp=1", "parallel.cp=1")),
     ],
 )
@@ -106,6 +107,7 @@ CPU = ("hosts.device=cpu", "training.precision=fp32", "training.global_batch=64"
         (LLAMA, ("training.reduce_dtype=bf16", "optimizer.name=lion", "parallel.context=ulysses"), "a100-80gb", 64),
         (LLAMA, ("data.document_mask=true", "training.precision=fp8"), "h100-80gb", 64),
         (LLAMA, (), "mi300x", 32),
+        (LLAMA, ("init_from=x", "lora.target_modules=all-linear", "lora.rank=64"), "h100-80gb", 32),
         (SMALL, CPU, "cpu", 16),  # ranks that share cores
     ],
 )

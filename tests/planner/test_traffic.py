@@ -27,6 +27,7 @@ MODEL = {
 }
 BF16 = {"precision": "bf16"}
 EXACT = {"determinism": "exact"}
+ADAPTERS = {"rank": 5, "target_modules": "all-linear"}
 
 
 def case(
@@ -36,8 +37,10 @@ def case(
     sequences = max(2, layout.pp) * layout.data_ranks
     model = MODEL | others.pop("model", {})
     optimizer = others.pop("optimizer", {})
+    adapted = {"lora": others.pop("lora")} if "lora" in others else {}
     training = {"global_batch": sequences, **(training or {})}
-    return small_job(model=model, training=training, optimizer=optimizer, parallel={"data": data, **others}), layout
+    parallel = {"data": data, **others}
+    return small_job(model=model, training=training, optimizer=optimizer, parallel=parallel, **adapted), layout
 
 
 EIGHT = Layout(dp_shard=8)
@@ -86,6 +89,13 @@ CASES = {
     "heads, recomputing blocks": case(Layout(dp_shard=4, cp=2), "zero3", {"recompute": "full"}, context="ulysses"),
     "exact, shards": case(Layout(dp_shard=4, tp=2), "zero3", EXACT),
     "exact, replicas": case(Layout(dp_replicate=2, dp_shard=2, cp=2), "zero1", EXACT),
+    "lora, ddp": case(Layout(dp_replicate=8), "ddp", lora={}),
+    "lora, zero1, tp": case(Layout(dp_shard=4, tp=2), "zero1", BF16, lora=ADAPTERS),
+    "lora, zero2, tied": case(Layout(pp=2, dp_shard=4), "zero2", lora=ADAPTERS, model={"tie_word_embeddings": True}),
+    "lora, zero3, tp": case(Layout(pp=2, dp_shard=2, tp=2), "zero3", BF16, lora=ADAPTERS),
+    "lora, hsdp, resharding": case(TWO_BY_FOUR, "hsdp", BF16, lora=ADAPTERS, reshard_after_forward=True),
+    "lora, cp, tp": case(Layout(dp_shard=2, cp=2, tp=2), "zero3", lora={"target_modules": ("up_proj",)}),
+    "lora, exact": case(Layout(dp_shard=4, tp=2), "zero3", EXACT, lora=ADAPTERS),
     "exact, whole": case(Layout(pp=2, dp_replicate=4), "ddp", EXACT),
 }
 MUON = {

@@ -107,9 +107,9 @@ def write(engine: Engine, state: dict[str, Array]) -> None:
 
 
 def pieces(engine: Engine) -> dict[str, Piece]:
-    """Copies of all local shards."""
+    """Copies of all local shards, in float32."""
     return {
-        key: (shard.global_shape, shard.offsets, shard.tensor.cpu().numpy().copy())
+        key: (shard.global_shape, shard.offsets, shard.tensor.float().cpu().numpy().copy())
         for key, shard in engine.state().items()
     }
 

@@ -80,7 +80,10 @@ class SyntheticBatches:
 
 
 def small_job(**sections: dict[str, Any]) -> Job:
-    """A job of 4 layers and 8 samples a step; ``sections`` override fields, e.g. ``model={"vocab_size": 99}``."""
+    """A job of 4 layers and 8 samples a step; ``sections`` override fields, e.g. ``model={"vocab_size": 99}``.
+
+    With ``lora`` it has an ``init_from``, which an engine does not look at.
+    """
     values: dict[str, Any] = {
         "name": "small",
         "seed": 1,
@@ -99,4 +102,6 @@ def small_job(**sections: dict[str, Any]) -> Job:
     }
     for section, fields in sections.items():
         values[section] = {**values.get(section, {}), **fields}
+    if "lora" in sections:
+        values["init_from"] = "a folder"
     return Job.model_validate(values)

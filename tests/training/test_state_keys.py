@@ -7,6 +7,7 @@ import pytest
 from elastic_train.config.data import DataConfig
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
+from elastic_train.config.lora import LoraConfig
 from elastic_train.config.model import ModelConfig
 from elastic_train.config.optimizer import OptimizerConfig
 from elastic_train.config.training import TrainingConfig
@@ -24,8 +25,12 @@ MODEL = ModelConfig(
 )
 
 
-def job(optimizer: dict[str, Any], ema_decay: float | None = None, tied: bool = False) -> Job:
+def job(
+    optimizer: dict[str, Any], ema_decay: float | None = None, tied: bool = False, lora: LoraConfig | None = None
+) -> Job:
     return Job(
+        lora=lora,
+        init_from=None if lora is None else "unused",
         name="keys",
         model=MODEL.model_copy(update={"tie_word_embeddings": tied}),
         data=DataConfig(uri="unused", sequence_length=8),
@@ -42,6 +47,8 @@ JOBS = {
     "sgd": (job({"name": "sgd", "momentum": 0.9}), 2 * WEIGHTS),
     "sgd-plain": (job({"name": "sgd", "momentum": 0.0}), WEIGHTS),
     "muon": (job({"name": "muon"}), WEIGHTS + 2 * 7 + 2 * (WEIGHTS - 2 * 7)),
+    "lora": (job({"name": "adamw"}, lora=LoraConfig()), WEIGHTS + 2 * 2 * 2 * 3),
+    "lora-ema": (job({"name": "lion"}, ema_decay=0.9, lora=LoraConfig()), WEIGHTS + 2 * 2 * 2 * 3),
     "tied": (job({"name": "adamw"}, tied=True), 3 * (WEIGHTS - 1)),
 }
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
-from elastic_train.planner.model_state import model_state
+from elastic_train.planner.activations import FLOAT32
+from elastic_train.planner.model_state import model_state, numbers_of
 from elastic_train.planner.parameters import stages_of_ranks
 
 WRITE_PER_HOST, READ_PER_HOST = 164e6, 929e6
@@ -35,9 +36,14 @@ class Storage:
 
 
 def checkpoint_bytes(job: Job) -> int:
-    """Of ``job``'s state as it is saved: float32 weights, the optimizer's state, averaged weights."""
+    """Of ``job``'s state as it is saved: float32 weights, the optimizer's state, averaged weights.
+
+    Frozen weights are in the precision of compute.
+    """
     alone = Layout()
-    (stages,) = stages_of_ranks(job.model, job.parallel, alone, job.data.sequence_length)
+    (stages,) = stages_of_ranks(job.model, job.parallel, alone, job.data.sequence_length, job.lora)
     state = model_state(job, alone, stages)
-    weights = state.get("master weights", state.get("weights", 0))
+    trained = sum(stage.trained.whole for stage in stages)
+    frozen = sum(stage.whole for stage in stages) - trained
+    weights = FLOAT32 * trained + numbers_of(job).compute * frozen
     return weights + state.get("optimizer state", 0) + state.get("averaged weights", 0)

@@ -71,3 +71,10 @@ def test_a_save_that_is_longer_than_the_interval_puts_the_next_one_off() -> None
 def test_a_stall_is_part_of_the_save() -> None:
     (case,) = asked_of(Asked(nodes=1, checkpoint_size="1GB", storage_write="1GB/s", checkpoint_stall=7.0)).cases
     assert (case.scenario.saves.stall, case.scenario.saves.seconds) == (7.0, 7.0)
+
+
+@pytest.mark.parametrize(("precision", "each"), [("fp32", 4), ("bf16", 2)])
+def test_frozen_weights_are_saved_as_they_compute(precision: str, each: int) -> None:
+    job = small_job(lora={"rank": 8}, training={"precision": precision})
+    adapters = 4 * 8 * ((64 + 64) + (64 + 32))
+    assert checkpoint_bytes(job) == each * job.model.num_parameters + 12 * adapters
