@@ -70,7 +70,7 @@ MODEL = (
     "model.vocab_size=304",
 )
 SMALL = (*MODEL, "data.sequence_length=32", "schedule.warmup_steps=0", "hosts.max=2", "tracking.enabled=false")
-FINETUNING = ("finetune",)
+FINETUNING = ("finetune", "finetune_lora")
 """Files of jobs/configs, each of a job that begins with the model that quickstart.yaml trains."""
 
 
