@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,12 +35,15 @@ def evaluate_checkpoint(job: Job, store: Store, step: int) -> dict[str, float]:
     if evaluation is None:
         raise DataError(f"job {job.name} has no evaluation.uri; say on which data it is to be evaluated")
     with _group_of_one(job.hosts.device):
-        engine = Engine(alone, choose_for_all(alone, 1).layout, 0, data.batches, evaluation)
-        weights = {key: shard for key, shard in engine.state().items() if key.startswith(("param.", f"{KIND}."))}
-        if restore_from_checkpoint(weights, store, step=step) is None:
-            raise CheckpointError(f"{store.uri} has no committed checkpoint")
-        engine.publish()
-        return engine.evaluations()
+        return _losses(Engine(alone, choose_for_all(alone, 1).layout, 0, data.batches, evaluation), store, step)
+
+
+def _losses(engine: Engine, store: Store, step: int) -> dict[str, float]:
+    weights = {key: shard for key, shard in engine.state().items() if key.startswith(("param.", f"{KIND}."))}
+    if restore_from_checkpoint(weights, store, step=step) is None:
+        raise CheckpointError(f"{store.uri} has no committed checkpoint")
+    engine.publish()
+    return engine.evaluations()
 
 
 @contextmanager
@@ -51,3 +55,5 @@ def _group_of_one(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+        # The engine's groups have threads; one that is still there when the interpreter ends aborts the process.
+        gc.collect()

@@ -7,12 +7,15 @@ import math
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_train.config.job import Job
+from elastic_train.controller.checkpoint_evaluation import evaluate_checkpoint
 from elastic_train.controller.job_folder import JobFolder
 from elastic_train.controller.tracking_feed import TrackingFeed
+from elastic_train.storage.store import Store
 from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 
@@ -30,10 +33,12 @@ STEPS = (
 def test_evaluations_are_the_same_after_a_trainer_is_lost(corpus: Path, tmp_path: Path) -> None:
     """Muon's state and the average go through snapshots; the uninterrupted run has one host."""
     overrides = (*STEPS, f"evaluation.uri='{corpus}'", "optimizer={name: muon, learning_rate: 1e-3}", "parallel.pp=1")
-    with LocalJob(make_job(corpus, tmp_path, "alone", *overrides, "hosts.max=1")) as run:
+    alone = make_job(corpus, tmp_path, "alone", *overrides, "hosts.max=1")
+    with LocalJob(alone) as run:
         run.start_host("only", "node")
         assert run.finish()["state"] == "finished"
         expected = run.lines("steps")
+    evaluated_twice(alone, expected[-1])
     assert [line["step"] for line in expected if "eval_loss" in line] == [3, 6, 8]
     assert all("eval_seconds" in line and "eval_loss_ema" in line for line in expected if "eval_loss" in line)
     with LocalJob(make_job(corpus, tmp_path, "moved", *overrides, "hosts.min=2", "hosts.max=2")) as run:
@@ -48,6 +53,17 @@ def test_evaluations_are_the_same_after_a_trainer_is_lost(corpus: Path, tmp_path
         assert ("eval_loss" in line) == ("eval_loss" in other)
         for key in ("eval_loss", "eval_loss_ema"):
             assert math.isclose(line.get(key, 0.0), other.get(key, 0.0), rel_tol=1e-4)
+
+
+def evaluated_twice(job: Job, line: dict[str, Any]) -> None:
+    """As ``elastic-train evaluate`` does: the losses of the step's line, and no thread is left that could abort it."""
+    store = Store.open(f"{job.storage.uri}/{job.name}")
+    threads = []
+    for _ in range(2):  # the first one starts the threads that torch keeps
+        losses = evaluate_checkpoint(job, store, line["step"])
+        threads.append(set(os.listdir("/proc/self/task")))
+    assert losses == pytest.approx({key: line[key] for key in ("eval_loss", "eval_loss_ema")}, rel=1e-5)
+    assert threads[1] == threads[0]
 
 
 def test_evaluations_go_to_mlflow(corpus: Path, tmp_path: Path) -> None:
