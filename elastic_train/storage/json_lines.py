@@ -159,23 +159,32 @@ class JsonLines:
                 self._changed_remotely()
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Returns when every line is in storage; :class:`StorageError` when one is not within ``timeout`` seconds."""
+        """Returns when every line that there is at the call is in storage, whatever is added meanwhile.
+
+        :class:`StorageError` when one is not within ``timeout`` seconds.
+        """
         with self._changed:
             if self._local:
                 self._write_local()
-            elif self._dirty():
-                self._flush_remote(timeout)
-            if self._dirty():
+                missing = len(self._pending)
+            else:
+                changes = self._changes
+                if changes > self._stored:
+                    self._flush_remote(changes, timeout)
+                missing = max(0, changes - self._stored)
+            if missing:
                 cause = self._error.cause if self._error else f"not written within {timeout:g} seconds"
-                missing = len(self._pending) if self._local else self._changes - self._stored
                 raise StorageError(self.uri, f"{missing} new lines are not in storage yet: {cause}")
 
     def close(self, timeout: float = 60.0) -> None:
         """:meth:`flush`, then no more lines are taken. Raises like it; lines left over are lost then."""
-        try:
-            self.flush(timeout)
-        finally:
-            with self._changed:
+        over = time.monotonic() + timeout
+        with self._changed:
+            try:
+                self.flush(timeout)
+                while self._dirty():  # more has come meanwhile
+                    self.flush(max(0.0, over - time.monotonic()))
+            finally:
                 self._closed = True
                 self._changed.notify_all()
 
@@ -240,13 +249,13 @@ class JsonLines:
             self._pending.clear()
             self._error = None
 
-    def _flush_remote(self, timeout: float) -> None:
+    def _flush_remote(self, changes: int, timeout: float) -> None:
         """Waits for a put that began after now: the failure of one under way says nothing about the present."""
         self._start_thread()
         self._urgent = True
         self._changed.notify_all()
         before = self._puts
-        self._changed.wait_for(lambda: not self._dirty() or self._failed_put > before, timeout)
+        self._changed.wait_for(lambda: self._stored >= changes or self._failed_put > before, timeout)
 
     def _start_thread(self) -> None:
         if self._thread is None:

@@ -154,6 +154,29 @@ def test_what_is_wanted_soon_does_not_wait_for_the_interval(s3_store: Store) -> 
     log.abandon()
 
 
+def test_a_flush_does_not_wait_for_lines_that_come_after_it(s3_store: Store) -> None:
+    log, enough, count = JsonLines(s3_store, "log", interval_seconds=3600.0), threading.Event(), 0
+
+    def append() -> None:
+        nonlocal count
+        while not enough.wait(0.001):
+            count += 1
+            log.append({"n": count})
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        for _ in range(5):
+            before = count
+            log.flush(timeout=30)
+            assert len(read_json_lines(s3_store, "log")) >= before
+    finally:
+        enough.set()
+        thread.join()
+    log.close()
+    assert [line["n"] for line in read_json_lines(s3_store, "log")] == list(range(1, count + 1))
+
+
 def test_a_full_disk_keeps_lines_until_there_is_room(small_disk: Path) -> None:
     store = Store.open(str(small_disk))
     log = JsonLines(store, "log")
