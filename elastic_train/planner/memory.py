@@ -12,8 +12,7 @@ What ``parallel.offload`` puts into CPU memory is ``planner.host_memory``.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic_train.config.job import Job
 from elastic_train.config.layout import Layout
@@ -21,7 +20,7 @@ from elastic_train.planner.activations import FLOAT32
 from elastic_train.planner.host_memory import host_terms
 from elastic_train.planner.model_state import numbers_of
 from elastic_train.planner.parameters import StageParameters, stages_of_ranks
-from elastic_train.planner.step_memory import StepMemory
+from elastic_train.planner.step_memory import StepMemory, Terms
 
 SLACK = {"cpu": 1.0, "cuda": 0.05}
 """Fraction of what comes and goes that the allocator holds beside it, by device. On cpu glibc keeps what was freed:
@@ -43,10 +42,18 @@ class RankMemory:
     """Bytes at ``moment``; those of ``state`` that are not there yet or no more are left out."""
     moment: str
     """When in a step most is held."""
-    largest: dict[str, int]
-    """Bytes of every term when it is largest; not all are at the same moment, so their sum is more than ``total``."""
     host: dict[str, int]
     """Bytes of CPU memory; {} without ``parallel.offload``."""
+    moments: tuple[Terms, ...] = field(repr=False)
+    """All that were looked at."""
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """Bytes of every term when it is largest. Not all are at the same moment: their sum is more than ``total``."""
+        found = Terms()
+        for held in self.moments:
+            found.at_least(held)
+        return found
 
     @property
     def total(self) -> int:
@@ -69,18 +76,15 @@ def _rank_memory(job: Job, layout: Layout, number: int, stages: list[StageParame
         part, trained = (max(stage.block.part for stage in each) for each in (stages, [s.trained for s in stages]))
         copied = {"copies from CPU memory": ahead * (FLOAT32 * trained + numbers_of(job).compute * (part - trained))}
         moments = [
-            (name, Counter({t: size for t, size in held.items() if t not in away} | copied)) for name, held in moments
+            (name, Terms({t: size for t, size in held.items() if t not in away} | copied)) for name, held in moments
         ]
     moment, found = max(moments, key=lambda entry: entry[1].total())
-    largest: Counter[str] = Counter()
-    for _, each in moments:
-        largest |= each
     transient = sum(size for name, size in found.items() if name not in step.state)
     slack, limit = int(SLACK[device] * transient), SLACK_LIMIT[device]
     terms = {**found, "runtime": RUNTIME[device], "allocator slack": slack if limit is None else min(slack, limit)}
     held = {name: size for name, size in terms.items() if size}
     numbers, host = tuple(stage.stage for stage in stages), host_terms(job, layout, stages)
-    return RankMemory(numbers, step.state, held, moment, dict(largest), host)
+    return RankMemory(numbers, step.state, held, moment, host, tuple(each for _, each in moments))
 
 
 def memory_bytes(job: Job, layout: Layout) -> int:
