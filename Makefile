@@ -33,15 +33,15 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Two streams side by side, of about the same length: what needs a Ray cluster, which waits a lot, and everything else.
+# Two streams side by side, of about the same length: what needs a Ray cluster or an outage, and so waits, and the rest.
 test: lint
 	$(MAKE) --jobs=2 --keep-going test-jobs test-rest
 
 test-jobs: $(VENV)/.dev
-	$(BIN)/python -m pytest -m cluster $(ARGS)
+	$(BIN)/python -m pytest -m 'cluster or waits' $(ARGS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not cluster' $(ARGS)
+	$(BIN)/python -m pytest -m 'not cluster and not waits' $(ARGS)
 
 test-fast: lint
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)

@@ -24,8 +24,8 @@ _NCCL = "nccl-tests: bus bandwidth of about 360 of an H100's 450 GB/s, and 40 of
 _HOP_FIELDS = ("link_latency_seconds", "network_latency_seconds")
 _THIS_CPU = (
     "measured in CPU seconds on one thread of a 2-core Xeon (Sapphire Rapids): products of 1,024 x 1,024, fused AdamW, "
-    "gloo collectives of 16 MiB over loopback; the rest fitted to the CPU seconds of 63 rows of "
-    "benchmarks/strategies.py and benchmarks/planner.py (docs/planner.md): off by 21 % at most, half by 6 % at most"
+    "gloo collectives of 16 MiB over loopback; the rest fitted to CPU seconds of rows of benchmarks/strategies.py and "
+    "benchmarks/layout_choice.py; how far it is off: docs/benchmarks.md, Planner"
 )
 _MASKED = (
     "arXiv:2307.08691, section 4.1: FlashAttention-2 is about twice as fast as xFormers' memory-efficient kernel, "

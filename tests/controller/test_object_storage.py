@@ -27,7 +27,7 @@ from tests.jobs import assert_same_curve, make_job
 from tests.local_job import LocalJob
 from tests.s3_server import S3Server, running_s3_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
 
 
 def s3_job(server: S3Server, bucket: str, corpus: Path, name: str, *overrides: str) -> Job:

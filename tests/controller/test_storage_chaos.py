@@ -21,7 +21,7 @@ from tests.local_job import LocalJob
 from tests.recovered import assert_recovered
 from tests.s3_server import S3Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
 
 OUTAGE_SECONDS = 60.0
 
