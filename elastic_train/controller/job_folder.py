@@ -18,6 +18,8 @@ from elastic_train.storage.store import Store, join
 
 FORMAT_VERSION = 1
 """Of ``job.json``."""
+_ENDS = ("generation_formed", "generation_adopted", "job_finished")
+"""Events that end a recovery, or the job."""
 RECORD = "job.json"
 
 
@@ -217,10 +219,11 @@ class JobFolder:
     def record(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write an event to the ledger and return its line.
 
-        The last one of a recovery makes storage take its story: a coordinator that dies soon would take it along.
+        The last one of a recovery, or of the job, makes storage take its story: a coordinator that dies soon would take
+        it along.
         """
         line = {"time": time.time(), "event": event, **fields}
-        self.ledger.append(line, soon=event == "generation_formed")
+        self.ledger.append(line, soon=event in _ENDS)
         return line
 
     def flush_history(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ class S3ApartJob(ApartJob):
 
     def lines(self, name: str) -> Lines:
         return s3_lines(self.job, name)
+
+    def finish(self, seconds: float = 180.0) -> dict[str, Any]:
+        """Also waits until the log has its last line, which is put beside everything else."""
+        status = super().finish(seconds)
+        deadline = time.monotonic() + 30
+        while not events(self, "job_finished"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return status
 
 
 def events(run: LocalJob, kind: str) -> Lines:
